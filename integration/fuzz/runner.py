@@ -26,6 +26,7 @@ from .outcomes import observe
 from .program import DOUBTFUL, EAGER, Program, Verdict
 
 _LOW = re.compile(r"torch\.(float32|float16|bfloat16|half|float)\b")
+_REFUSED = ("[operator-error]", "[no-fake-kernel]")  # how the log of such breaks begins
 _LOWERED = re.compile(r"\.(bfloat16|half|float)\(\)")
 
 # Kinds of differences that may be roundings: float64 decides.
@@ -152,7 +153,7 @@ class _Log(logging.Handler):
         """Sort the lines of a call, unless eager raises in it, too."""
         if "error" not in next(self.eager):
             self.reruns += [line for line in self.lines if line.startswith("a graph raised")]
-            self.refused += [line for line in self.lines if "op-failed" in line]
+            self.refused += [line for line in self.lines if line.startswith(_REFUSED)]
         self.lines.clear()
 
     @contextmanager

@@ -376,4 +376,4 @@ def test_text_of_an_error_of_a_real_operation():
             return str(error), x * 2
 
     report = weft_capture.explain(function)(X)
-    assert [one.code for one in report.breaks] == ["unsupported-method"]
+    assert [one.code for one in report.breaks] == ["builtin-error"]

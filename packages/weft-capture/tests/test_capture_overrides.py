@@ -261,7 +261,7 @@ def test_dispatch_of_a_class_breaks(kind):
         check_same(optimised(one, y), function(one, y))
     with pytest.raises(Unsupported) as error:
         whole(function)(x, y)
-    assert error.value.code == "unsupported-value"
+    assert error.value.code == "tensor-subclass"
 
 
 def turned(x):

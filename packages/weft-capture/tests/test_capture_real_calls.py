@@ -239,10 +239,10 @@ def test_output_that_the_program_may_look_at_is_real():
         print("outer", Loud())
         return x + 1
 
-    breaks(own_stream, "unknown-call")
-    breaks(read_back, "unsupported-method")
-    breaks(in_try, "unknown-call")
-    breaks(effect_in_text, "unsupported-value")
+    breaks(own_stream, "side-effect")
+    breaks(read_back, "side-effect")
+    breaks(in_try, "side-effect")
+    breaks(effect_in_text, "special-method")
 
 
 def test_output_stays_on_its_side_of_a_break():
@@ -275,7 +275,7 @@ def test_checkpointed_output_is_real():
     def program(x):
         return torch.utils.checkpoint.checkpoint(noisy, x, use_reentrant=False)
 
-    breaks(program, "unknown-call")
+    breaks(program, "higher-order-op")
 
 
 # ---- logging and warnings
@@ -343,7 +343,7 @@ def test_a_handler_of_the_program_is_called_for_real():
         logger.debug("message")
         return x + 1
 
-    breaks(program, "unknown-call")
+    breaks(program, "side-effect")
     agrees(disabled)
 
 
@@ -513,7 +513,7 @@ def test_a_clock_between_operations_is_read_there():
         z = y * 2
         return z, start <= middle <= time.perf_counter()
 
-    breaks(program, "unknown-call")
+    breaks(program, "side-effect")
 
 
 def test_ids_differ():

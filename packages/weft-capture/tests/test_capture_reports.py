@@ -75,16 +75,16 @@ def test_reset_drops_the_records():
 
 def test_frame_that_cannot_be_rebuilt_is_reported_once(monkeypatch):
     def refuse(*args, **kwargs):
-        raise weft_capture.Break("unsupported-value", "rebuilding this")
+        raise weft_capture.Break("cannot-rebuild", "rebuilding this")
 
     monkeypatch.setattr("weft_capture.convert.Assembly.draft", refuse)
     optimised = capture(helper, eager_backend)
-    with pytest.warns(UserWarning, match=r"\[unsupported-value\] helper runs eagerly") as caught:
+    with pytest.warns(UserWarning, match=r"\[cannot-rebuild\] helper runs eagerly") as caught:
         for _ in range(3):
             assert same(optimised(X), helper(X))
     assert len(caught) == 1
     assert "What to do" in str(caught[0].message)
-    assert [record.code for record in frame_of("helper").lost] == ["unsupported-value"]
+    assert [record.code for record in frame_of("helper").lost] == ["cannot-rebuild"]
     assert report().lost
 
 

@@ -453,7 +453,7 @@ def test_writes_that_overlap_are_real(write):
     with contextlib.suppress(RuntimeError):
         compiled(y)
     assert torch.equal(x, y)
-    assert {one.code for one in compiled._weft_capture.breaks} == {"op-failed"}
+    assert {one.code for one in compiled._weft_capture.breaks} == {"operator-error"}
 
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")

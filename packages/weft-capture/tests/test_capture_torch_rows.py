@@ -293,7 +293,7 @@ def test_disabled_hooks_as_a_decorator(inner):
     assert torch.equal(compiled(torch.ones(3)), torch.ones(3).sin())
 
 
-@pytest.mark.filterwarnings("ignore:.unsupported-value")
+@pytest.mark.filterwarnings("ignore:.autograd-state")
 @pytest.mark.parametrize("parts", [torch.unbind, lambda x: x.split(2)], ids=["unbind", "split"])
 def test_views_that_autograd_no_longer_follows(parts):
     def function(x):

@@ -34,7 +34,7 @@ from weft_guards.sources import (
 )
 
 from weft_capture import config
-from weft_capture.breaks import Break, BreakAtStep, BreakRecord, NeedsSymbols
+from weft_capture.breaks import REASONS, Break, BreakAtStep, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
 from weft_capture.execution.stepping import PROLOGUE, OuterFrame, Steps, Stop
 from weft_capture.execution.tracer import Tracer
@@ -82,11 +82,6 @@ DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
 _TRIES = 100
 """How many steps to go back, one by one, to a state that can be rebuilt."""
 
-# An exception that leaves the function ends the graph, a wait is not avoidable, and a backward pass
-# was asked to be a graph of its own: no splits.
-_ENDS = ("uncaught-exception", "suspends", "backward")
-
-
 @dataclass(frozen=True)
 class Task:
     """One call of a function to capture and compile.
@@ -133,7 +128,7 @@ def convert(task: Task) -> Converted:
 def _refused(record: BreakRecord) -> Unsupported:
     """Return the error for a break met with fullgraph=True."""
     text = f"{record.why}: {record.detail}"
-    return Unsupported(record.code, text, record.remedy, record.user_stack)
+    return Unsupported(record.code, text, record.advice, record.user_stack)
 
 
 @launches_recorded()
@@ -218,7 +213,7 @@ def _drafted(
             mode = Break("modes", "a block with handlers that this graph does not end")
             stopped = outer.break_at(tx.overrides.opened[0], stopped.error if stopped else mode)
         if stopped is not None:
-            if do.fullgraph and stopped.error.code not in _ENDS:
+            if do.fullgraph and not REASONS[stopped.error.code].expected:
                 raise _refused(report_break(stopped.error))
             endless = steps.no_tensor_yet and stopped.error.code == "too-long"
             whole = stopped.error.eager_frame is outer
@@ -238,7 +233,7 @@ def _drafted(
             stopped = outer.break_at(end - 1, reason)
         elif stopped is not None and len(stopped.frames) > 1:
             stopped = outer.break_at(stopped.frames[0].step, stopped.error)
-        elif do.fullgraph and reason.code not in _ENDS:
+        elif do.fullgraph and not REASONS[reason.code].expected:
             raise _refused(report_break(reason))
         else:
             return None, Stop(reason, ())

@@ -52,10 +52,10 @@ class DeferredCalls:
         tx = self.tx
         handlers = tx.overrides
         if handlers.modes or handlers.level or handlers.overriding(list(args), {}):
-            raise Break("unknown-call", "an effect under handlers of the program")
+            raise Break("torch-function", "an effect under handlers of the program")
         late = bool(tx.graph.op_count) and not early
         if not late and has_checks(tx.graph):
-            raise Break("unknown-call", "what runs before a graph that may have to be given up")
+            raise Break("side-effect", "what runs before a graph that may have to be given up")
         if not late and any(one.late for arg in args for one in origins(arg.source)):
             raise Break("data-dependent-value", "an argument that is known only after the graph")
         made = RuntimeSource(f"_weft_made_{self.count}", late)
@@ -79,7 +79,7 @@ class DeferredCalls:
     def check_clock(self) -> None:
         """Break at the clock that an operation would follow."""
         if self.clock_at >= 0:
-            raise BreakAtStep(self.clock_at, Break("unknown-call", "a clock between operations"))
+            raise BreakAtStep(self.clock_at, Break("side-effect", "a clock between operations"))
 
     def emit(self, out: Output, late: bool) -> None:
         """Write the calls before or after the graph."""

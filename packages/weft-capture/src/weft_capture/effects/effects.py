@@ -62,7 +62,7 @@ class Effects:
             Break: when a class that was made in the frame depends on it.
         """
         if self.sealed and (id(value) in self.sealed or self.sealing(value.source)):
-            raise Break("unsupported-value", "changing what a class made in the frame is made of")
+            raise Break("class-definition", "changing what a class made in the frame is made of")
         if value.source is not None:
             self.note(value)
 
@@ -71,7 +71,7 @@ class Effects:
         unread = getattr(value, "read", None) is not None
         if self.changed.get(value, True):  # the first time, and the first since it was read
             if isinstance(value, Container) and not unread and has_finalizer(value):
-                raise Break("unsupported-value", "a container that holds objects with a __del__")
+                raise Break("finalizer", "a container that holds objects with a __del__")
             if value not in self.changed:
                 self.tx.journal.on_rollback(lambda: self.changed.pop(value, None))
             elif not unread:

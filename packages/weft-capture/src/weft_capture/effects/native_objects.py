@@ -135,7 +135,7 @@ class ReplayedValue(MutableValue):
             tx, call_named, [self, constant("locked")], {}
         )
         if held and held.nb_bool(tx) and name in ("acquire", "__enter__"):
-            raise Break("unsupported-method", "acquiring a lock that is held")
+            raise Break("side-effect", "acquiring a lock that is held")
         return self.log.run(tx, call_named, [self, constant(name), *args], kwargs)
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
@@ -172,5 +172,5 @@ def _checked(obj: Any) -> Any:
         if obj is not NotImplemented:
             marshal.dumps(obj.__reduce__()[1] if type(obj) is slice else obj)
     except ValueError:
-        raise Break("unsupported-value", f"a {type(obj).__name__} where data is needed") from None
+        raise Break("constant-required", f"a {type(obj).__name__} where data is needed") from None
     return obj

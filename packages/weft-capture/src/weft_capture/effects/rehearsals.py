@@ -36,7 +36,7 @@ def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
         tx.policy = policy
     foreign = {n for node in made for n in node.all_input_nodes} - set(made) - _nodes_of(args)
     if foreign:
-        raise Break("unsupported-value", f"{name} uses tensors that are not its arguments")
+        raise Break("higher-order-op", f"{name} uses tensors that are not its arguments")
     for node in reversed(made):
         tx.graph.discard(node)
 
@@ -54,9 +54,9 @@ def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
         with watched(tx) as has_effects:
             yield made
     except Raised as error:
-        raise Break("unknown-call", f"{name} raises {error.value.describe()}") from None
+        raise Break("higher-order-op", f"{name} raises {error.value.describe()}") from None
     if has_effects() or tx.graph.collectives != sent:
-        raise Break("unsupported-value", f"{name} has effects outside of itself")
+        raise Break("higher-order-op", f"{name} has effects outside of itself")
     made += nodes_after(tx, last)
     if any(node.target is CHECK for node in made):
         raise Break("data-dependent-branch", f"{name} may raise")

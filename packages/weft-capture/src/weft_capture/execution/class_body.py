@@ -99,7 +99,7 @@ class MadeClass(ClassValue):
         # A class that is made again with it would call its `__set_name__`, or show it to others.
         metaclass = type(self.obj) not in (type, abc.ABCMeta)
         if metaclass or hasattr(value.python_type(), "__set_name__"):
-            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+            raise Break("class-definition", f"setting {name} of {self.describe()}")
         self._change(tx, name)[name] = value
         type.__setattr__(self.obj, name, stand_in(tx, value))
 
@@ -113,7 +113,7 @@ class MadeClass(ClassValue):
         """Return the namespace, which is about to change under a name."""
         real, namespace = self.obj, self.namespace
         if namespace is None:
-            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+            raise Break("class-definition", f"setting {name} of {self.describe()}")
         had, before = name in real.__dict__, real.__dict__.get(name)
         saved = dict(namespace)
 
@@ -130,7 +130,7 @@ class MadeClass(ClassValue):
 
     def reconstruct(self, out: Output) -> None:
         if self.once:
-            raise Break("unsupported-value", f"making {self.describe()} again runs its hooks twice")
+            raise Break("class-definition", f"making {self.describe()} again runs its hooks twice")
         for cell in self.filled:
             cell.reconstruct_empty(out)
         out.call(self.make, self.args, self.namespace)
@@ -260,7 +260,7 @@ def _real_base(value: Value) -> Any:
 def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords: Value) -> Value:
     assert isinstance(body, FunctionValue)
     if "__class__" in body.code.co_cellvars and "__class__" in body.code.co_freevars:
-        raise Break("unsupported-opcode", "a class body with a nonlocal __class__")
+        raise Break("class-definition", "a class body with a nonlocal __class__")
     frame = Frame(tx, body, {}, dict(zip(body.code.co_freevars, body.cells, strict=True)))
     frame.run()
     metaclass = getattr(keywords.get("metaclass"), "obj", type)
@@ -269,7 +269,7 @@ def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords
     if any(one is not None and one[0] is not type for one in found):
         stored = [i.argval for i in decode(body.code).instrs if i.opname == "STORE_NAME"]
         if len(stored) != len(set(stored)):
-            raise Break("unknown-call", "a metaclass that may look at each binding of a name")
+            raise Break("class-definition", "a metaclass that may look at each binding of a name")
     return make_class(tx, name.as_constant(), list(bases), keywords, dict(frame.locals))
 
 
@@ -284,12 +284,12 @@ def make_class(
     try:
         real_bases = tuple(_real_base(base) for base in bases)
     except NotConstant as error:
-        raise Break("unsupported-value", f"{error} as a base class") from None
+        raise Break("class-definition", f"{error} as a base class") from None
     words = {key: stand_in(tx, value) for key, value in keywords.items()}
     _check_hooks(real_bases, words)
     cells = {key: cell for key in _CELLS if isinstance(cell := namespace.get(key), CellValue)}
     if any(cell.source is not None for cell in cells.values()):
-        raise Break("unknown-call", "a class whose __class__ is a cell from outside")
+        raise Break("class-definition", "a class whose __class__ is a cell from outside")
     _check_autos(real_bases, namespace)
     real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k not in cells}
     real_namespace |= {key: cell.real for key, cell in cells.items()}
@@ -303,7 +303,7 @@ def make_class(
     looks = any(type(base) not in (type, abc.ABCMeta) for base in real_bases)
     unknown = any(isinstance(value, StandIn) for value in real_namespace.values())
     if looks and (unknown or _sees_variables(namespace)):
-        raise Break("unsupported-value", "a metaclass that looks at what capture has no object of")
+        raise Break("class-definition", "a metaclass that looks at what capture has no object of")
     hook = _inherited_hook(real_bases)
     if hook is not None:
         words = {key: word for key, word in words.items() if key == "metaclass"}
@@ -342,7 +342,7 @@ def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
     makers = [attributes.lookup(base, _MAKER) for base in bases if isinstance(base, type)]
     programs = _MAKER in namespace or any(map(attributes.is_user_code, filter(None, makers)))
     if programs and any(isinstance(one, AutoValue) for one in parts):
-        raise Break("unknown-call", f"enum.auto by a {_MAKER} of the program")
+        raise Break("class-definition", f"enum.auto by a {_MAKER} of the program")
 
 
 def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, namespace: Any) -> type:
@@ -353,9 +353,9 @@ def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, names
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         tx.raise_real(error)
     except NameError as error:  # what a stand-in for a function needs has none
-        raise Break("unsupported-value", f"a class statement that asks for more: {error}") from None
+        raise Break("class-definition", f"a class statement that asks for more: {error}") from None
     if warned:
-        raise Break("unsupported-value", "a class statement that warns")
+        raise Break("warns", "a class statement that warns")
     return real
 
 
@@ -380,11 +380,11 @@ def _check_hooks(bases: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         for name in ("__new__", "__init__", "__prepare__", "mro"):
             found = attributes.lookup(kind, name)
             if found and attributes.is_user_code(found):
-                raise Break("unknown-call", f"metaclass {kind.__name__} with {name}")
+                raise Break("class-definition", f"metaclass {kind.__name__} with {name}")
     for base in bases:
         found = attributes.lookup(base, "__init_subclass__") if isinstance(base, type) else None
         if found and attributes.is_user_code(found):
-            raise Break("unknown-call", f"{found[0].__name__}.__init_subclass__")
+            raise Break("class-definition", f"{found[0].__name__}.__init_subclass__")
 
 
 @rule(type)
@@ -393,7 +393,7 @@ def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
         return tx.type_of(args[0])
     kinds = tuple(arg.python_type() for arg in args)
     if kinds != (str, tuple, dict):
-        raise Break("unknown-call", "type with other arguments")
+        raise Break("class-definition", "type with other arguments")
     name, bases, namespace = args
     assert isinstance(namespace, DictValue)
     items = {key.as_constant(): value for key, value in namespace.pairs(tx)}
@@ -424,12 +424,12 @@ def _property_part(name: str, tx: Tracer, self: DescriptorValue, function: Value
 def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Value:
     """`@dataclass` writes source text and executes it: let it, on the class of stand-ins."""
     if not isinstance(cls, MadeClass):
-        raise Break("unknown-call", "dataclass of a class from outside the frame")
+        raise Break("class-definition", "dataclass of a class from outside the frame")
     if "__annotate_func__" in (cls.namespace or ()):
         try:
             cls.tp_getattro(tx, "__annotations__")
         except Raised:
-            raise Break("unsupported-value", "a dataclass with unknown annotations") from None
+            raise Break("class-definition", "a dataclass with unknown annotations") from None
     known = [option.as_constant() for option in options]
     words = {name: option.as_constant() for name, option in more.items()}
     process: Any = dataclasses._process_class  # type: ignore[attr-defined]
@@ -470,7 +470,7 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 @rule(type.mro)
 def _mro(tx: Tracer, cls: Value) -> Value:
     if getattr(type(cls.as_constant()), "mro") is not type.mro:  # noqa: B009
-        raise Break("unknown-call", "mro of a metaclass with its own")
+        raise Break("class-definition", "mro of a metaclass with its own")
     return ListValue(cls.tp_getattro(tx, "__mro__").unpack(tx))
 
 
@@ -482,5 +482,5 @@ def _prepare(tx: Tracer, *args: Value, **keywords: Value) -> Value:
 @rule(type.__subclasses__)
 def _subclasses(tx: Tracer, cls: Value) -> Value:
     if not isinstance(cls, MadeClass):
-        raise Break("unknown-call", "the subclasses of a class from outside the frame")
+        raise Break("c-function", "the subclasses of a class from outside the frame")
     return ListValue([tx.const_object(kind) for kind in cls.obj.__subclasses__()])

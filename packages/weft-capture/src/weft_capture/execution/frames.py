@@ -189,7 +189,7 @@ def check_names(error: Any, operands: Iterable[Value]) -> None:
         kind, base = error.python_type(), known.base.python_type()
         named = issubclass(kind, TypeError) and base.__name__ in text
         if named or (issubclass(kind, ValueError) and known.base.is_constant()):
-            raise Break("op-failed", f"an error about a {known.describe()}") from None
+            raise Break("builtin-error", f"an error about a {known.describe()}") from None
 
 
 def _put_back(variables: dict[str, Any], before: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ class Journal:
         before = self.mark()
         yield
         if self.mark() != before:
-            raise Break("unsupported-value", what)
+            raise Break("special-method", what)
 
     def rollback(self, mark: int) -> None:
         """Undo everything since `mark`, newest first."""

@@ -188,7 +188,7 @@ class Tracer:
     def check_namespace(self, names: dict[str, Any]) -> None:
         """Announce that variables are used by name; a break when their dict is used as one, too."""
         if id(names) in self.values_by_id:
-            raise Break("unsupported-value", "a dict that also holds the variables of an object")
+            raise Break("namespace-dict", "a dict that also holds the variables of an object")
         self.namespaces.add(id(names))
 
     # ---- guards
@@ -238,7 +238,7 @@ class Tracer:
         try:
             self.guard(source, "DICT_KEYS", obj)
         except TypeError as error:
-            raise Break("unsupported-value", f"a dict key: {error}") from None
+            raise Break("dict-key", f"a dict key: {error}") from None
 
     def guard_set(self, source: Source, obj: Any) -> None:
         """Guard the elements of a set, and the order in which it gives them."""
@@ -357,7 +357,7 @@ class Tracer:
             mapping = fresh
         named = {key.as_constant(): value for key, value in mapping.pairs(self)}
         if not all(isinstance(name, str) for name in named):
-            raise Break("unknown-call", "names of arguments that are no text")
+            raise Break("builtin-error", "names of arguments that are no text")
         return named
 
     def type_of(self, value: Value) -> Value:
@@ -382,7 +382,7 @@ class Tracer:
     def raise_real(self, error: BaseException) -> NoReturn:
         """Raise in the user's program what a folded function raised."""
         if Proxy.__name__ in str(error):
-            raise Break("op-failed", "an error that names what stands for an object")
+            raise Break("builtin-error", "an error that names what stands for an object")
         value = ExceptionValue(type(error), [self.literal(arg) for arg in error.args])
         state = getattr(error, "__dict__", None) or {}
         if isinstance(error, ImportError):
@@ -395,7 +395,7 @@ class Tracer:
     def mutate(self, value: MutableValue, undo: Callable[[], object] | None = None) -> None:
         """Announce a change of a value, before it is made; `undo` takes just that one back."""
         if self.finalizes and isinstance(value, Container) and has_finalizer(value):
-            raise Break("unsupported-value", "a container that holds objects with a __del__")
+            raise Break("finalizer", "a container that holds objects with a __del__")
         self.effects.change(value)
         self.journal.touch(value, undo)
 
@@ -405,7 +405,7 @@ class Tracer:
         if before is mode:
             return
         if any(isinstance(one, torch.inference_mode) for one in self.open_contexts):
-            raise Break("unknown-call", "another grad mode inside inference mode")
+            raise Break("context-manager", "another grad mode inside inference mode")
         torch._C._set_grad_enabled(mode)
         self.journal.on_rollback(lambda: torch._C._set_grad_enabled(before))
         self.graph.node("call_function", torch._C._set_grad_enabled, (mode,), {}, None)

@@ -61,7 +61,7 @@ def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) 
             return fold(tx, kind, args, kwargs)
         return BoundMethod(tx.const_object(meta_call[1]), cls).tp_call(tx, args, kwargs)
     if meta_call is not None and not isinstance(meta_call[1], types.WrapperDescriptorType):
-        raise Break("unsupported-method", f"{type(kind).__qualname__}.__call__")
+        raise Break("object-creation", f"{type(kind).__qualname__}.__call__")
     return construct(tx, cls, args, kwargs)
 
 
@@ -72,7 +72,7 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
         new = attributes.lookup(kind, "__new__")
         numbered = issubclass(kind, OSError) and len(args) > 1
         if new is not None and isinstance(new[1], staticmethod) and not numbered:
-            raise Break("unknown-call", f"making a {kind.__qualname__}")
+            raise Break("object-creation", f"making a {kind.__qualname__}")
         kind = class_by_number(kind, args) if numbered else kind
         instance: Value = checked_exception(tx, kind, args)
     elif table.is_pure(kind):
@@ -93,7 +93,7 @@ def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwar
     if init is None or init[1] is object.__init__:
         new = attributes.lookup(kind, "__new__")
         if (args or kwargs) and new is not None and new[1] is object.__new__:
-            raise Break("unknown-call", f"arguments of {kind.__qualname__}")
+            raise Break("builtin-error", f"arguments of {kind.__qualname__}")
     elif attributes.is_python_code(init[1]):
         result = tx.const_object(init[1]).tp_call(tx, [instance, *args], kwargs)
         if result is not NONE:
@@ -102,7 +102,7 @@ def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwar
     elif isinstance(instance, ExceptionValue):
         instance.call_base_method(tx, kind, "__init__", args, kwargs)
     elif not isinstance(init[1], types.WrapperDescriptorType):
-        raise Break("unknown-call", f"{kind.__qualname__}.__init__")
+        raise Break("object-creation", f"{kind.__qualname__}.__init__")
     elif isinstance(instance, UserObject):
         BaseMethod(instance, init[0], "__init__").tp_call(tx, args, kwargs)
 
@@ -111,9 +111,9 @@ def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Valu
     kind = cls.obj
     made_by_torch = issubclass(kind, torch.Tensor) and not has_handler(kind)
     if made_by_torch or issubclass(kind, torch.autograd.Function):
-        raise Break("unknown-call", f"making a {kind.__qualname__}")
+        raise Break("object-creation", f"making a {kind.__qualname__}")
     if issubclass(kind, torch.nn.Module) and attributes.global_hooks(tx):
-        raise Break("unknown-call", f"making a {kind.__qualname__} while all modules have hooks")
+        raise Break("object-creation", f"making a {kind.__qualname__} while all modules have hooks")
     if kind.__flags__ & 1 << 7:  # Py_TPFLAGS_DISALLOW_INSTANTIATION
         real_call(tx, kind)  # raises
     new = attributes.lookup(kind, "__new__")
@@ -122,7 +122,7 @@ def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Valu
     init = attributes.lookup(kind, "__init__")
     if kwargs and init is not None and not attributes.is_python_code(init[1]):
         if not issubclass(kind, dict | torch.Size) and init[0] is not types.SimpleNamespace:
-            raise Break("unknown-call", f"keyword arguments of {kind.__qualname__}")
+            raise Break("object-creation", f"keyword arguments of {kind.__qualname__}")
     return new_object(tx, kind, args)
 
 
@@ -138,7 +138,7 @@ def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
     inits = (vars(base).get("__init__") for base in kind.__mro__[:-1])
     of_c = any(isinstance(init, types.WrapperDescriptorType) for init in inits)
     if of_c or (new is not None and new[0] is not object and new[0].__module__ != "typing"):
-        raise Break("unknown-call", f"making a {kind.__module__}.{kind.__qualname__}")
+        raise Break("object-creation", f"making a {kind.__module__}.{kind.__qualname__}")
     return plain_object(tx, kind)
 
 
@@ -151,7 +151,7 @@ def plain_object(tx: Tracer, kind: type) -> Value:
 
 def _check_no_finalizer(kind: type) -> None:
     if attributes.lookup(kind, "__del__") is not None:
-        raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
+        raise Break("finalizer", f"making a {kind.__qualname__}, which has a __del__")
 
 
 class ClassValue(ObjectConstant):
@@ -170,7 +170,7 @@ class ClassValue(ObjectConstant):
         special = self._of_metaclass(tx, name) if name.startswith("__") else None
         bound = special or self.tp_getattro(tx, name)
         if isinstance(bound, MethodOf):
-            raise Break("unsupported-method", f"{self.obj.__qualname__}.{name}")
+            raise Break("c-function", f"{self.obj.__qualname__}.{name}")
         return bound.tp_call(tx, args, kwargs)
 
     def nb_bool(self, tx: Tracer) -> bool:
@@ -188,7 +188,7 @@ class ClassValue(ObjectConstant):
         cls = self.obj
         if name == "__dict__":
             if tx.effects.touches(cls):
-                raise Break("unsupported-value", "the __dict__ of a class that was just changed")
+                raise Break("pending-mutation", "the __dict__ of a class that was just changed")
             return tx.const_object(types.MappingProxyType(dict(cls.__dict__)))
         if name in _OF_TYPE:
             value = getattr(cls, name)
@@ -251,7 +251,7 @@ class ClassValue(ObjectConstant):
         if name == "__new__":
             return _object_new(tx, *args, **kwargs)
         if name not in OBJECT_METHODS:
-            raise Break("unsupported-method", f"{kind.__name__}.{name}")
+            raise Break("c-function", f"{kind.__name__}.{name}")
         return OBJECT_METHODS[name](tx, self, *args, **kwargs)
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
@@ -268,7 +268,7 @@ class ClassValue(ObjectConstant):
         elif getattr(type(self.obj), f"__{what}__") is getattr(type, f"__{what}__"):
             getattr(self, f"plain_{what}")(tx, name, *value)
         else:
-            raise Break("unsupported-value", f"{what} of {self.describe()}")
+            raise Break("c-attribute", f"{what} of {self.describe()}")
 
     def _of_metaclass(self, tx: Tracer, name: str) -> Value | None:
         """Return a method that the metaclass has in Python."""
@@ -324,7 +324,7 @@ class SuperValue(Value):
         bound = isinstance(owner, ClassValue) and issubclass(owner.obj, start)
         self.through: type = owner.obj if bound else owner.python_type()  # type: ignore[attr-defined]
         if not issubclass(self.through, start):
-            raise Break("unsupported-value", f"super({start.__name__}, ...) of {owner.describe()}")
+            raise Break("builtin-error", f"super({start.__name__}, ...) of {owner.describe()}")
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "__class__":
@@ -383,12 +383,12 @@ class BaseMethod(Value):
             named = self.name == "__repr__" and isinstance(owner.base, SetValue)  # by its class
             other = isinstance(owner.base, DictValue) and owner.base.cls is not self.kind is dict
             if named or other:
-                raise Break("unsupported-method", f"{self.describe()} of {owner.describe()}")
+                raise Break("c-function", f"{self.describe()} of {owner.describe()}")
             return owner.base_method(tx, self.name, args, kwargs)
         row = OBJECT_METHODS.get(self.name)
         if row is not None:
             return tx.apply(row, [owner, *args], kwargs)
-        raise Break("unsupported-method", self.describe())
+        raise Break("c-function", self.describe())
 
 
 _GENERIC = ("__getattribute__", "__setattr__", "__delattr__")
@@ -399,10 +399,10 @@ def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs)
     if isinstance(owner.base, WeakRefValue):  # `__new__` did it
         return NONE
     if isinstance(owner.base, DictValue) and owner.base.cls is collections.defaultdict:
-        raise Break("unsupported-method", f"defaultdict.__init__ of {owner.describe()}")
+        raise Break("c-function", f"defaultdict.__init__ of {owner.describe()}")
     name = "extend" if isinstance(owner.base, ListValue) else "update"
     if (kwargs or len(args) > 1) and not isinstance(owner.base, DictValue):
-        raise Break("unknown-call", f"keyword arguments of {owner.cls.__qualname__}")
+        raise Break("unsupported-arguments", f"keyword arguments of {owner.cls.__qualname__}")
     if not isinstance(owner.base, MutableValue) or (not args and not kwargs):
         return NONE
     return owner.base_method(tx, name, args, kwargs)
@@ -413,7 +413,7 @@ def _plainly(name: str) -> Callable[..., Value]:
 
     def run(tx: Tracer, owner: Value, attribute: Value, *value: Value) -> Value:
         if isinstance(owner, ClassValue) or len(value) != (name == "setattr"):
-            raise Break("unsupported-method", f"object.__{name}__ of {owner.describe()}")
+            raise Break("c-attribute", f"object.__{name}__ of {owner.describe()}")
         plain = f"plain_{name}" if isinstance(owner, UserObject) else name
         getattr(owner, plain)(tx, attribute.as_constant(), *value)
         return NONE
@@ -437,7 +437,7 @@ def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Val
     init, new = (attributes.lookup(kind, name) for name in ("__init__", "__new__"))
     own = init is not None and init[1] is not object.__init__
     if (args or kwargs) and (own or (new is not None and new[1] is object.__new__)):
-        raise Break("unknown-call", f"arguments of object.__init__ for a {kind.__qualname__}")
+        raise Break("builtin-error", f"arguments of object.__init__ for a {kind.__qualname__}")
     return NONE
 
 
@@ -454,7 +454,7 @@ OBJECT_METHODS |= {
 @table.rule(object.__new__)
 def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     if args or kwargs:
-        raise Break("unknown-call", "arguments of object.__new__")
+        raise Break("builtin-error", "arguments of object.__new__")
     return plain_object(tx, cls.as_constant())
 
 

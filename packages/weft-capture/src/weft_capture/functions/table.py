@@ -85,7 +85,7 @@ def rule(*callables: object) -> Callable[[H], H]:
     return add
 
 
-def decline(what: str, *callables: object, code: str = "unknown-call") -> None:
+def decline(code: str, what: str, *callables: object) -> None:
     """Make calls of these a break."""
 
     @rule(*callables)
@@ -153,7 +153,7 @@ def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     when it is pure and its arguments are constants.
 
     Raises:
-        Break: with code unknown-call, when nothing of that applies.
+        Break: with code c-function, when nothing of that applies.
     """
     return tx.overrides.evaluate(obj, args, kwargs, functools.partial(_call_rule, tx, obj))
 
@@ -184,7 +184,7 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
             if not any(map(_is_callback, (*args, *kwargs.values()))):
                 return fold(tx, obj, args, kwargs)
         return tx.trace_body(obj, args, kwargs)
-    raise Break("unknown-call", _name(obj))
+    raise Break("c-function", _name(obj))
 
 
 def _rule_for_class(cls: type, name: str) -> Handler | None:
@@ -212,7 +212,7 @@ def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: A
     except TypeError as error:
         if in_c:
             raise_real(tx, of, args, kwargs)
-        raise Break("unknown-call", f"arguments that do not fit: {error}") from None
+        raise Break("unsupported-arguments", f"arguments that do not fit: {error}") from None
     try:
         result = handler(tx, *args, **kwargs)
     except (Raised, TypeError, ValueError, AttributeError, AssertionError) as error:
@@ -221,7 +221,7 @@ def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: A
             raise
         raise_real(tx, of, args, kwargs)
         if stated and getattr(of, "__module__", None) in _UNSURE and of not in _SURE:
-            raise Break("unknown-call", f"an error of {_name(of)}") from None
+            raise Break("builtin-error", f"an error of {_name(of)}") from None
         raise
     return NONE if result is None else result
 

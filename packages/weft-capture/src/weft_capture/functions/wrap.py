@@ -176,9 +176,9 @@ def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
         base = wrap(tx, plain, CallSource(as_kind, (source,)))
         return OverridingTensor(type(obj), base, obj, source)
     if not is_plain(type(obj)):
-        raise Break("unsupported-value", f"tensor subclass {type(obj).__name__}")
+        raise Break("tensor-subclass", f"tensor subclass {type(obj).__name__}")
     if obj.layout is not torch.strided or obj.is_nested or obj.is_conj() or obj.is_neg():
-        raise Break("unsupported-value", f"a tensor {obj.layout}, or to be conjugated or negated")
+        raise Break("unsupported-tensor", f"a tensor {obj.layout}, or to be conjugated or negated")
     value = tx.graph.tensor_input(obj, source, *tx.dynamic_layout(obj, source))
     if not isinstance(source, ConstSource):
         tx.guard(source, "TENSOR", TensorSpec.of(obj, like=value.fake))
@@ -187,7 +187,7 @@ def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
 
 def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
     if id(obj) in tx.calls.written:
-        raise Break("unsupported-value", "a list that warnings were recorded in")
+        raise Break("side-effect", "a list that warnings were recorded in")
     tx.guard(source, "TYPE", list)
     made = ListValue([], source)
     made.real, made.read = obj, functools.partial(_read_list, tx, obj, source)
@@ -218,7 +218,7 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
 
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     if id(obj) in tx.namespaces:
-        raise Break("unsupported-value", "a dict that also holds the variables of an object")
+        raise Break("namespace-dict", "a dict that also holds the variables of an object")
     ordered = issubclass(type(obj), collections.OrderedDict)
     value = DictValue(None, source, collections.OrderedDict if ordered else dict)
     tx.values_by_id[id(obj)] = (value, source)
@@ -256,13 +256,13 @@ def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
     held = ConstSource(shown_by(obj)) if isinstance(source, ConstSource) else None
     inner = wrap(tx, shown_by(obj), held or CallSource(shown_by, (source,)))
     if not isinstance(inner, DictValue):
-        raise Break("unsupported-value", f"a mappingproxy of {inner.describe()}")
+        raise Break("unsupported-arguments", f"a mappingproxy of {inner.describe()}")
     return MappingProxy(inner, source)
 
 
 def _wrap_module_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     if isinstance(lookup(type(obj), "__getattribute__")[1], types.FunctionType):  # type: ignore[index]
-        raise Break("unsupported-value", "a module with a __getattribute__ of its own")
+        raise Break("special-method", "a module with a __getattribute__ of its own")
     return _identical(ModuleObject)(tx, obj, source)
 
 
@@ -409,7 +409,7 @@ def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
 
 def _wrap_ref(tx: Tracer, obj: Any, source: Source) -> Value:
     if type(obj) in weakref.ProxyTypes:
-        raise Break("unsupported-value", "a weak proxy")
+        raise Break("weak-reference", "a weak proxy")
     tx.guard(source, "TYPE", type(obj))
     part = WeakRefValue(tx, obj, source)
     return part if type(obj) is weakref.ref else UserObject(type(obj), obj, source, part)

@@ -91,7 +91,7 @@ def tensors_as_indices() -> Any:
 
 class _TensorIndices(NullContext):
     def reconstruct(self, out: Output) -> None:
-        raise Break("unsupported-value", "a break between positions of flex_attention")
+        raise Break("cannot-rebuild", "a break between positions of flex_attention")
 
 
 @rule(tensors_as_indices, torch_compiler_shim.TENSOR_INDICES)

@@ -42,9 +42,9 @@ _ORDERED = """
     all_gather_object gather_object scatter_object_list broadcast_object_list
     send_object_list recv_object_list
 """
-decline("a block of collectives", _HOME + "_coalescing_manager")
+decline("collective", "a block of collectives", _HOME + "_coalescing_manager")
 for _name in _ORDERED.split():
-    decline(_name, _HOME + _name, code="communication")
+    decline("communication", _name, _HOME + _name)
 
 
 def _state(group: Any) -> Any:
@@ -60,7 +60,7 @@ def _known(tx: Tracer, group: Value) -> Any:
     group = tx.force(group)
     real = getattr(group, "obj", None) or group.as_constant()
     if not isinstance(real, distributed.ProcessGroup | str | None):
-        raise Break("unknown-call", "a group that this process is no member of")
+        raise Break("collective", "a group that this process is no member of")
     source, world = group.source, real is distributed.group.WORLD
     if isinstance(real, str) or source is None or isinstance(source, ConstSource):
         source = ConstSource(None if world else real)
@@ -73,7 +73,7 @@ def _bind(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     try:
         return inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise Break("unknown-call", f"arguments that do not fit: {error}") from None
+        raise Break("collective", f"arguments that do not fit: {error}") from None
 
 
 @rule_of_each(*(_HOME + name for name in (*_ASKED.split(), "_get_group_size_by_name")))
@@ -101,7 +101,7 @@ def _wait(tx: Tracer, tensor: Value) -> Any:
         made = made.args[0]
     known = str(getattr(made, "target", None)).startswith("_c10d_functional.")
     if not isinstance(tensor, TensorValue) or not known or (tensor.fake.requires_grad and not _NEW):
-        raise Break("unknown-call", "waiting for a tensor that no collective of the graph made")
+        raise Break("collective", "waiting for a tensor that no collective of the graph made")
     tx.graph.replace(tensor, tx.graph.emit_plain("call_function", _WAITS[1], [tensor], {}))
     return tensor
 
@@ -131,10 +131,10 @@ class Work(Value):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if name == "wait":  # not is_completed, which gloo denies even then
             return constant(True)
-        raise Break("unsupported-method", f"{name} of a collective's work")
+        raise Break("collective", f"{name} of a collective's work")
 
     def reconstruct(self, out: Output) -> None:
-        raise Break("unsupported-value", "the work of a collective that leaves the graph")
+        raise Break("collective", "the work of a collective that leaves the graph")
 
 
 @rule_of_each(*(_HOME + name for name in _IN_PLACE))
@@ -148,7 +148,7 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     more += ["a group"] if name == "broadcast" and group not in (None, world) else []
     group = group or world
     if more or tx.transforms or group is None or _state(group)[1]:
-        raise Break("unknown-call", f"{name} with {more}, in a block or a transform")
+        raise Break("collective", f"{name} with {more}, in a block or a transform")
     if "reduce" in name:
         given["op"] = _reduction(tx, given.get("op"))
     if "src" in given:
@@ -163,7 +163,7 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     target = getattr(_ops, target).default
     result = _wait(tx, tx.graph.emit_plain("call_function", target, words, {}))
     if (into.fake.dtype, into.fake.shape) != (result.fake.dtype, result.fake.shape):
-        raise Break("unknown-call", f"{name} whose result does not fit")
+        raise Break("collective", f"{name} whose result does not fit")
     tx.graph.emit_plain("call_method", "copy_", [into, result], {})
     return Work() if later else NONE
 
@@ -174,7 +174,7 @@ def _sizes(tx: Tracer, sizes: Value, tensor: Value, count: int) -> list[int]:
     known = [size.as_constant() for size in sizes.unpack(tx)] if sizes is not NONE else []
     known = known or [rows // count] * count
     if len(known) != count or sum(known) != rows:
-        raise Break("unknown-call", "all_to_all_single of other sizes than there are")
+        raise Break("collective", "all_to_all_single of other sizes than there are")
     return known
 
 
@@ -182,7 +182,7 @@ def _reduction(tx: Tracer, value: Value | None) -> str:
     """Return how functional collectives call a reduction."""
     real: Any = getattr(value, "obj", None) if value else _SUM
     if not isinstance(real, distributed.ReduceOp.RedOpType) or real.name not in _REDUCTIONS:
-        raise Break("unknown-call", "a reduction of another kind")
+        raise Break("collective", "a reduction of another kind")
     if value and value.source is not None and not isinstance(value.source, ConstSource):
         tx.guard_same(operator.eq, value.source, real)
     return real.name.lower()
@@ -193,7 +193,7 @@ def _plain(name: str, tensor: Value) -> TensorValue:
     fake: Any = tensor.fake if type(tensor) is TensorValue else None
     followed = fake is not None and torch.is_grad_enabled() and fake.requires_grad
     if fake is None or followed or fake.is_complex() or not fake.is_contiguous():
-        raise Break("unknown-call", f"{name} of a tensor with a gradient, or of another kind")
+        raise Break("collective", f"{name} of a tensor with a gradient, or of another kind")
     return tensor  # type: ignore[return-value]
 
 
@@ -251,7 +251,7 @@ def _all_to_all(
     return work
 
 
-decline("tensors of a list that differ", _unlike)
+decline("collective", "tensors of a list that differ", _unlike)
 if distributed.is_available():
     _gather_single = getattr(_c10d, "all_gather_single" if _NEW else _GATHER)
     _scatter_single = getattr(_c10d, "reduce_scatter_single" if _NEW else _SCATTER)
@@ -263,7 +263,7 @@ if distributed.is_available():
 
 _API = "torch.distributed.tensor._api."
 _METHODS = [f"{_API}DTensor.{m}" for m in ("from_local", "to_local", "redistribute", "full_tensor")]
-decline("loss_parallel", "torch.distributed.tensor.parallel.loss.loss_parallel")
+decline("collective", "loss_parallel", "torch.distributed.tensor.parallel.loss.loss_parallel")
 
 
 def _real(tx: Tracer, value: Value) -> Any:
@@ -287,7 +287,7 @@ def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     meshed = isinstance(tensor, WrapperValue) or words.get("device_mesh") is not None
     sent = name == "distribute_tensor" and words.get("src_data_rank", 0) is not None
     if not isinstance(tensor, TensorValue) or not meshed or words.get("run_check") or sent:
-        raise Break("unknown-call", f"{name} without a mesh, or that sends data to others")
+        raise Break("collective", f"{name} without a mesh, or that sends data to others")
 
     def node(tensor: Any) -> Any:
         return function(tensor, **words)
@@ -296,7 +296,7 @@ def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     tx.process_bound = "a device mesh"
     made = tx.graph.emit_plain("call_function", node, [tensor], {})
     if isinstance(made, TensorValue) and made.is_new_leaf():
-        raise Break("unknown-call", f"{name} makes a leaf of the history")
+        raise Break("collective", f"{name} makes a leaf of the history")
     return made
 
 

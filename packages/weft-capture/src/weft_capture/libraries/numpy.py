@@ -100,7 +100,7 @@ class ArrayValue(Value):
         if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
             return self.tensor.call_method(tx, name, [], {})
         if name not in _KNOWN_METHODS:
-            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+            raise Break("numpy", f"{self.cls.__name__}.{name}")
         element = self.element(tx, args[0]) if name == "__getitem__" else None
         if element is not None:
             return element
@@ -177,7 +177,7 @@ def _plain(tx: Tracer, value: Value) -> Any:
     if type(value) in (ListValue, TupleValue):
         return value.python_type()([_plain(tx, item) for item in value.unpack(tx)])
     if isinstance(value, TensorValue):
-        raise Break("unsupported-value", "a tensor as an argument of NumPy")
+        raise Break("numpy", "a tensor as an argument of NumPy")
     known = value.as_constant()
     return np.dtype(known).name if isinstance(known, type | np.dtype) else known
 
@@ -220,7 +220,7 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
     arrays = {leaf: _example(leaf, leaf in places) for leaf in leaves}
     if path in ("array", "asarray") and type(given[0][0]) in (list, tuple) and arrays:
         if any(type(row) in (list, tuple) for row in given[0][0]):
-            raise Break("unknown-call", f"numpy.{path} of rows of arrays")
+            raise Break("numpy", f"numpy.{path} of rows of arrays")
         path = "stack"
     with unset_fake_temporarily():
         wanted, to_float = _rehearse(path, given, arrays, places)
@@ -259,14 +259,14 @@ def _rehearse(
         args, kwargs = tree_map_only(np.generic, np.generic.item, (args, kwargs))  # as in the graph
         found = _target(path)(*args, **kwargs)
     except Exception as error:
-        raise Break("op-failed", f"{path}: {error}") from None
+        raise Break("operator-error", f"{path}: {error}") from None
     whole_result = kind is not None and kind.kind in "iub"
     divisor = given[0][1] if len(given[0]) > 1 and "__r" not in path else None
     by_more = type(divisor) is int and divisor > 0
     divides = arrays and whole_result and not by_more and any(part in path for part in _BY_ZERO)
     agree = all(_agree(arrays[one], tensors[one]) for one in arrays) and _agree(wanted, found)
     if not agree or divides or with_scalar or not numpy_is_quiet():
-        raise Break("unknown-call", f"{path}, which torch does in another way")
+        raise Break("numpy", f"{path}, which torch does in another way")
     return wanted, to_float
 
 
@@ -299,11 +299,11 @@ def _result(
     mine = any(np.may_share_memory(wanted, example) for example in arrays.values())
     other = any(wanted is example for example in arrays.values())
     if other or not isinstance(result, TensorValue):  # an `out`; as many arrays as the data decides
-        raise Break("unknown-call", f"what {path} returns")
+        raise Break("numpy", f"what {path} returns")
     bases = [one.fake.untyped_storage()._cdata for one in (result, *(a.tensor for a in arrays))]
     taken = bases[0] in bases[1:]
     if mine and not taken:
-        raise Break("unknown-call", f"{path} of an array that torch copies")
+        raise Break("numpy", f"{path} of an array that torch copies")
     copied = result.call_method(tx, "clone", [], {}) if taken and not mine else result
     return ArrayValue(copied, type(wanted))
 
@@ -316,19 +316,19 @@ def _numpy(tx: Tracer, self: TensorValue) -> Value:
     fake = self.fake
     lazy = fake.is_conj() or fake.is_neg()
     if np is None or fake.requires_grad or fake.device.type != "cpu" or tx.transforms or lazy:
-        raise Break("unsupported-method", "Tensor.numpy")
+        raise Break("numpy", "Tensor.numpy")
     made = ArrayValue(self.tp_getattro(tx, "data"), np.ndarray)
     try:
         _example(made)
     except TypeError as error:
-        raise Break("op-failed", str(error)) from None
+        raise Break("operator-error", str(error)) from None
     return made
 
 
 @rule(torch.from_numpy)
 def _from_numpy(tx: Tracer, array: Value) -> Value:
     if not isinstance(array, ArrayValue) or array.cls is not np.ndarray:
-        raise Break("unknown-call", "torch.from_numpy")
+        raise Break("numpy", "torch.from_numpy")
     return _shared(tx, array)
 
 
@@ -376,7 +376,7 @@ def _of_arrays(
     listed = rows[0] is not data
     warns = listed and any(one.cls is np.ndarray for one in rows)
     if more or warns or kinds.count(kinds[0]) < len(rows) or (listed and maker is torch.asarray):
-        raise Break("unknown-call", "a tensor of a list of arrays, or with more arguments")
+        raise Break("numpy", "a tensor of a list of arrays, or with more arguments")
     tensors = [_shared(tx, one) for one in rows]
     made = tensors[0]
     if listed:
@@ -397,7 +397,7 @@ def _alike(data: Value) -> Any:
     try:
         return data.python_type()()
     except TypeError:
-        raise Break("unknown-call", f"a tensor of {data.describe()}") from None
+        raise Break("numpy", f"a tensor of {data.describe()}") from None
 
 
 def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:

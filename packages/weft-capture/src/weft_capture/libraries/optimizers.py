@@ -131,7 +131,7 @@ def _foreach(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
         return args[0]
     floating = [one.example() for one in results if one.example().is_floating_point()]
     if len({one.requires_grad for one in floating}) > 1:  # in eager they have one history
-        raise Break("unsupported-value", "some elements of a foreach function require grad")
+        raise Break("autograd-state", "some elements of a foreach function require grad")
     return TupleValue(results)
 
 

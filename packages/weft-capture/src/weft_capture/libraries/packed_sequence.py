@@ -40,9 +40,9 @@ def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value
     counts, shape = ints(lengths, "the lengths"), input.example().shape
     time, batch = (1, 0) if batch_first.nb_bool(tx) else (0, 1)
     if sorted(counts, reverse=True) != counts or not counts or counts[-1] < 1 or 0 in shape:
-        raise Break("op-failed", "packing sequences that are empty or not sorted")
+        raise Break("operator-error", "packing sequences that are empty or not sorted")
     if shape[batch] != len(counts) or shape[time] < counts[0]:
-        raise Break("op-failed", "packing other sequences than there are")
+        raise Break("operator-error", "packing other sequences than there are")
     given = [input, tx.literal(counts), batch_first]
     data = tx.graph.emit("call_function", packed_sequence.pack, given, {})
     return tx.tuple_of([data, _tensor(tx, packed_sequence.batch_sizes_of(counts))])
@@ -55,7 +55,7 @@ def _pad(
 ) -> Value:  # fmt: skip
     sizes = ints(batch_sizes, "the sizes")
     if data.example().shape[0] != sum(sizes):
-        raise Break("op-failed", "unpacking other sequences than there are")
+        raise Break("operator-error", "unpacking other sequences than there are")
     arguments = [data, tx.literal(sizes), batch_first, padding_value, total_length]
     padded = tx.graph.emit("call_function", packed_sequence.pad, arguments, {})
     return tx.tuple_of([padded, _tensor(tx, packed_sequence.batch_sizes_of(sizes))])

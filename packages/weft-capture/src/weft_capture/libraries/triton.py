@@ -27,7 +27,7 @@ class _Launched(Value):
 @rule(*(f"triton.runtime.{name}.run" for name in KERNELS.split()))
 def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw: Value) -> Value:
     if kernel.source is None or warmup.nb_bool(tx):
-        raise Break("unknown-call", "a Triton kernel that the program makes or only compiles")
+        raise Break("triton-kernel", "a Triton kernel that the program makes or only compiles")
     tx.guard_identity(kernel.source, kernel.obj)
     tx.process_bound = "a Triton kernel"
     values: dict[int, Value] = {}
@@ -51,7 +51,7 @@ def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw
         with apart(tx, "the grid of a launch"):
             name, *pools, written = bind(kernel.obj, size, list(map(plain, args)), words, call)
     except Unsupported as reason:
-        raise Break("unknown-call", f"a launch of a Triton kernel: {reason.cause}") from None
+        raise Break("triton-kernel", f"a launch of a Triton kernel: {reason.cause}") from None
     lists = [[values[id(one)] for one in pool] for pool in pools]
     given = tx.literal([name, *lists, written])
     tx.graph.emit_plain("call_function", LAUNCH_, given.unpack(tx), {})

@@ -67,7 +67,7 @@ def check_hashes(keys: Iterable[Any]) -> None:
         if code is None or code.co_filename == "<string>":
             continue
         if not any(map(is_immutable_module, (cls.__module__, cls.__hash__.__module__))):
-            raise Break("unsupported-value", "a dict whose keys have a __hash__ in Python")
+            raise Break("dict-key", "a dict whose keys have a __hash__ in Python")
 
 
 def metadata_of(obj: Any, source: Source) -> Value | None:
@@ -78,7 +78,7 @@ def metadata_of(obj: Any, source: Source) -> Value | None:
     """
     own = getattr(obj, "__dict__", {})
     if own.keys() - {"_metadata"}:
-        raise Break("unsupported-value", f"attributes of a {type(obj).__name__}")
+        raise Break("c-attribute", f"attributes of a {type(obj).__name__}")
     return LazyValue(obj._metadata, AttrSource(source, "_metadata")) if own else None
 
 
@@ -181,7 +181,7 @@ def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) 
 
 def _bind_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
     if found[1].fget is None:
-        raise Break("unsupported-value", f"the property {name} without a getter")
+        raise Break("builtin-error", f"the property {name} without a getter")
     return tx.const_object(found[1].fget).tp_call(tx, [owner], {})
 
 
@@ -195,7 +195,7 @@ def _bind_field(tx: Tracer, found: Found, name: str, owner: Value, cls: type) ->
     _, (index, _) = found[1].__reduce__()
     base = getattr(owner, "base", None)  # of a named tuple with operators
     if base is None:
-        raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
+        raise Break("c-attribute", f"descriptor {name} of {cls.__name__}")
     return cast("Value", base.mp_subscript(tx, constant(index)))
 
 
@@ -203,7 +203,7 @@ def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: ty
     function = found[1].__func__
     if hasattr(type(function), "__get__") and type(function) not in _FUNCTIONS:
         # Up to 3.12 a classmethod asks what it holds for what to call.
-        raise Break("unsupported-value", f"a classmethod over a {type(function).__name__}")
+        raise Break("c-attribute", f"a classmethod over a {type(function).__name__}")
     return BoundMethod(tx.const_object(function), tx.const_object(cls))
 
 
@@ -234,7 +234,7 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
             return read
         if isinstance(found[1], types.MemberDescriptorType):
             tx.raise_(AttributeError, f"'{type_name(cls)}' object has no attribute '{name}'")
-        raise Break("unsupported-value", f"attribute {name} of {owner.describe()}")
+        raise Break("c-attribute", f"attribute {name} of {owner.describe()}")
     try:
         real = found[1].__get__(obj)
     except AttributeError as error:
@@ -298,7 +298,7 @@ def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
         if not is_python_code(getter[1]):
             binder = _BINDERS.get(getter[0])  # that of its base, such as property
             if binder is None:
-                raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
+                raise Break("c-attribute", f"descriptor {name} of {cls.__name__}")
             return binder(tx, found, name, owner, cls)
         descriptor = tx.const_object(attribute)
         method = BoundMethod(tx.const_object(getter[1]), descriptor)
@@ -370,7 +370,7 @@ def real_instance_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value
         found = find_in_class(self.cls, name)
         plain = found is None or not hasattr(type(found[1]), "__get__")
         if plain and getattr(self.obj, name, _NO_DICT) is not (found or (None, _NO_DICT))[1]:
-            raise Break("unsupported-value", f"{name} of {self.describe()}, which hides its dict")
+            raise Break("c-attribute", f"{name} of {self.describe()}, which hides its dict")
     tx.check_namespace(instance_dict)
     if name in instance_dict:
         real = instance_dict[name]

@@ -95,7 +95,7 @@ class Constant(Value):
 
     def nb_bool(self, tx: Tracer) -> bool:
         if self.value is NotImplemented:
-            raise Break("unsupported-value", "truth of NotImplemented, which warns")
+            raise Break("warns", "truth of NotImplemented, which warns")
         return bool(self.value)
 
     def tp_hash(self) -> object:
@@ -137,7 +137,7 @@ class Constant(Value):
     ) -> Value:
         bound = getattr(self.value, name, None)
         if bound is None and name.startswith("__"):
-            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
+            raise Break("builtin-error", f"{self.python_type().__name__}.{name}")
         if isinstance(getattr(bound, "__func__", None), types.FunctionType) or bound is None:
             return self.tp_getattro(tx, name).tp_call(tx, args, kwargs)
         if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
@@ -243,7 +243,7 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         real_kwargs = {name: value.data(tx) for name, value in kwargs.items()}
     except NotConstant as error:
         name = getattr(function, "__qualname__", repr(function))
-        raise Break("unsupported-value", f"{name} of {error}") from None
+        raise Break("constant-required", f"{name} of {error}") from None
     numpy = any(map(is_numpy, real_args)) or getattr(function, "__module__", "") == "numpy"
     with sys.modules["numpy"].errstate(all="raise") if numpy else contextlib.nullcontext():
         result = real_call(tx, function, *real_args, **real_kwargs)
@@ -267,11 +267,11 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
             if not warned:
                 raise
         except FloatingPointError:
-            raise Break("unknown-call", "a floating point warning of NumPy") from None
+            raise Break("warns", "a floating point warning of NumPy") from None
         except _RAISES_ARE_PYTHONS as error:
             failed = error.with_traceback(None)  # which would keep the frames of capture
     if warned:
-        raise Break("unknown-call", f"a call that warns: {warned[0]}")
+        raise Break("warns", f"a call that warns: {warned[0]}")
     if failed is not None:
         tx.raise_real(failed)
     return result

@@ -32,7 +32,7 @@ def check_keys(keys: Iterable[object]) -> None:
     for key in hashed:
         if not key.is_repeatable() or key.number in seen:
             what = "rebuilding a dict or set runs a key's __hash__ again"
-            raise Break("unsupported-value", what, key.step)
+            raise Break("dict-key", what, key.step)
         seen.add(key.number)
 
 
@@ -318,7 +318,7 @@ class SetValue(MutableValue):
         """Return the elements in the order of the program's set; a break when nobody knows it."""
         if len(self.entries) > 1 and (self.loose or self.by_address()):
             what = "objects, which addresses decide" if self.by_address() else "what has changed"
-            raise Break("unsupported-value", f"the order of a set of {what}")
+            raise Break("object-identity", f"the order of a set of {what}")
         return self.elements()
 
     def data(self, tx: Tracer) -> Any:
@@ -347,7 +347,7 @@ class SetValue(MutableValue):
             if _layout(built) == _layout(self.order) and not (self.removals or self.loose):
                 out.call(self.cls, [given])
                 return
-        raise Break("unsupported-value", "a set that would have another order")
+        raise Break("object-identity", "a set that would have another order")
 
     def state(self) -> object:
         """Return what tells whether the set has changed."""
@@ -358,7 +358,7 @@ class SetValue(MutableValue):
             sets = [arg for arg in args if isinstance(arg, SetValue)] if states else []
             if states != [arg.state() for arg in sets]:
                 what = f"{name} of a set from outside, with one that changes later"
-                raise Break("unsupported-method", what, step)
+                raise Break("container-mutation", what, step)
             out.later(getattr(set, name), self, *args)
 
     def nb_bool(self, tx: Tracer) -> bool:

@@ -64,7 +64,7 @@ class AutocastContext(MutableValue):
     def enter(self, tx: Tracer) -> None:
         """Enter the block."""
         if self.real is not None:
-            raise Break("unsupported-method", "a context manager that is entered again")
+            raise Break("context-manager", "a context manager that is entered again")
         tx.journal.touch(self)
         self.source = None
         self.enter_real(tx)
@@ -223,7 +223,7 @@ def _enter(tx: Tracer, self: AutocastContext) -> Value:
 def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
     real = self.real
     if real is None:
-        raise Break("unsupported-method", "leaving a block that was entered for real")
+        raise Break("context-manager", "leaving a block that was entered for real")
     _leave(tx, real)
     tx.journal.on_rollback(lambda: self.enter_real(tx))
     self.leave_node(tx)
@@ -242,7 +242,7 @@ def _clone(tx: Tracer, self: AutocastContext) -> Value:
 def _disable_hooks(tx: Tracer, self: HooksDisabled) -> Value:
     tx.guard(CallSource(no_saved_tensors_hooks, ()), "CONST", tx.no_saved_tensors_hooks)
     if not tx.no_saved_tensors_hooks or self.entered:
-        raise Break("unsupported-method", "disabling saved-tensor hooks that are active")
+        raise Break("context-manager", "disabling saved-tensor hooks that are active")
     tx.journal.touch(self)
     self.entered = True
     return NONE
@@ -251,7 +251,7 @@ def _disable_hooks(tx: Tracer, self: HooksDisabled) -> Value:
 @method(HooksDisabled, "__exit__")
 def _enable_hooks(tx: Tracer, self: HooksDisabled, *error: Value) -> Value:
     if not self.entered:
-        raise Break("unsupported-method", "leaving a block that was entered for real")
+        raise Break("context-manager", "leaving a block that was entered for real")
     tx.journal.touch(self)
     self.entered = False
     return FALSE

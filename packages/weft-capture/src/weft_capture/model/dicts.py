@@ -236,7 +236,7 @@ class DictValue(Container, MutableValue):
         self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
         if kind is dict and self.cls is not dict:
-            raise Break("unsupported-method", f"dict.{name} of a {self.cls.__name__}")
+            raise Break("c-function", f"dict.{name} of a {self.cls.__name__}")
         return super().call_base_method(tx, kind, name, args, kwargs)
 
     def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:

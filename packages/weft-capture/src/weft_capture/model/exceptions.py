@@ -41,7 +41,7 @@ class TracebackValue(Value):
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if tx.frame is not None and "tb_frame" in tx.frame.function.code.co_names:
-            error = Break("unsupported-value", f"{name} of a traceback, whose frames are looked at")
+            error = Break("exception-state", f"{name} of a traceback, whose frames are looked at")
             error.eager_frame = tx.frame  # whose pieces would be frames of their own
             raise error
         return super().tp_getattro(tx, name)
@@ -110,7 +110,7 @@ class ExceptionValue(MutableValue):
             return TRACEBACK
         if name in _UNSET:
             if self.source is not None:
-                raise Break("unsupported-value", f"{name} of an exception from outside the frame")
+                raise Break("exception-state", f"{name} of an exception from outside the frame")
             return _UNSET[name]
         if name == "__class__":
             return tx.const_object(self.cls)
@@ -126,7 +126,7 @@ class ExceptionValue(MutableValue):
         """Break where the program has a method of `object` of its own."""
         found = attributes.lookup(self.cls, name)
         if found is not None and not isinstance(found[1], types.WrapperDescriptorType):
-            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+            raise Break("special-method", f"{self.cls.__name__}.{name}")
 
     def _field(self, tx: Tracer, name: str) -> Value:
         """Read what the class defines."""
@@ -140,12 +140,12 @@ class ExceptionValue(MutableValue):
         found = attributes.lookup(self.cls, name)
         c_field = found and isinstance(found[1], attributes.SLOTS)
         if c_field and (self.source is not None or name == "__dict__"):
-            raise Break("unsupported-value", f"{name} of {self.describe()} as it is now")
+            raise Break("exception-state", f"{name} of {self.describe()} as it is now")
         if found is None or (c_field and "__slots__" in vars(found[0])):  # which are not set here
             tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
         if c_field:
             if self.raised and name in _fields(self.cls) and not issubclass(self.cls, ImportError):
-                raise Break("unsupported-value", f"{name} of {self.describe()}")
+                raise Break("exception-state", f"{name} of {self.describe()}")
             return tx.literal(getattr(self.builtin(), name))
         if attributes.is_python_code(found[1]):
             return attributes.bind(tx, found, name, self, self.cls)
@@ -170,7 +170,7 @@ class ExceptionValue(MutableValue):
         if found is not None and hasattr(type(found[1]), "__set__") and name not in _SETTABLE:
             refused = name != "__traceback__" or value is not TRACEBACK
         if refused:
-            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+            raise Break("exception-state", f"setting {name} of {self.describe()}")
         if name == "args":
             self._check_is_ours()
         tx.mutate(self)
@@ -192,7 +192,7 @@ class ExceptionValue(MutableValue):
     def _check_is_ours(self) -> None:
         if self.source is not None:
             raise Break(
-                "unsupported-method", "a change of an outside exception that is no new attribute"
+                "exception-state", "a change of an outside exception that is no new attribute"
             )
 
     def replay(self, out: Output) -> None:
@@ -200,7 +200,7 @@ class ExceptionValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         if self.raised:
-            raise Break("unsupported-value", f"a caught {self.cls.__name__} with its traceback")
+            raise Break("exception-state", f"a caught {self.cls.__name__} with its traceback")
         out.call(new_exception, [class_value(self.cls), *self.args])
         out.remember(self)
         out.fill_attributes(self, {"args": TupleValue(self.args), **self.attributes})
@@ -305,7 +305,7 @@ def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
 def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> None:
     fields = _fields(self.cls)
     if not kwargs.keys() <= set(fields):
-        raise Break("unsupported-value", f"keyword arguments of {self.describe()}")
+        raise Break("builtin-error", f"keyword arguments of {self.describe()}")
     self._check_is_ours()
     tx.mutate(self)
     self.args = self.args if issubclass(self.cls, BaseExceptionGroup) else list(args)
@@ -317,7 +317,7 @@ def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> No
 @method(ExceptionValue, "with_traceback")
 def _with_traceback(tx: Tracer, self: ExceptionValue, traceback: Value) -> Value:
     if traceback is not TRACEBACK and traceback is not NONE:
-        raise Break("unsupported-value", "with_traceback of a traceback from outside")
+        raise Break("exception-state", "with_traceback of a traceback from outside")
     return self
 
 
@@ -339,11 +339,11 @@ _WITH_OTHER_TEXTS = (OSError, SyntaxError, UnicodeError, ImportError, BaseExcept
 
 def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> Value:
     if self.source is not None and issubclass(self.cls, _WITH_OTHER_TEXTS):
-        raise Break("unsupported-value", f"text of a {self.cls.__name__} from outside the frame")
+        raise Break("exception-state", f"text of a {self.cls.__name__} from outside the frame")
     try:
         return constant(function(self.builtin()))
     except NotConstant:
-        raise Break("unsupported-value", "text of an exception over tensors") from None
+        raise Break("string-conversion", "text of an exception over tensors") from None
 
 
 @method(ExceptionValue, "__str__")
@@ -359,7 +359,7 @@ def class_by_number(kind: type[OSError], args: list[Value]) -> type[OSError]:
     """
     plain = kind.__module__ == "builtins" and len(args) == 2  # with a third, `args` leaves it out
     if not (plain and all(arg.is_constant() for arg in args)):
-        raise Break("unknown-call", f"making a {kind.__qualname__}")
+        raise Break("object-creation", f"making a {kind.__qualname__}")
     return type(kind(*(arg.as_constant() for arg in args)))
 
 
@@ -395,14 +395,14 @@ def checked_exception(tx: Tracer, kind: type, args: list[Value]) -> ExceptionVal
     known = parts and all(isinstance(part, ExceptionValue) for part in parts)
     plain = all(issubclass(part.python_type(), Exception) for part in parts)
     if not known or message.python_type() is not str or plain < issubclass(kind, Exception):
-        raise Break("unknown-call", f"making a {kind.__qualname__}")
+        raise Break("object-creation", f"making a {kind.__qualname__}")
     kind = ExceptionGroup if plain and kind is BaseExceptionGroup else kind
     return ExceptionValue(kind, [message, type(given)(parts)])  # type: ignore[call-arg]
 
 
 def _parts(group: ExceptionValue) -> list[Value]:
     if group.cls not in (ExceptionGroup, BaseExceptionGroup):
-        raise Break("unsupported-value", f"splitting a {group.cls.__name__}")
+        raise Break("exception-state", f"splitting a {group.cls.__name__}")
     parts = group.args[1]
     return list(parts.items)  # type: ignore[attr-defined]
 
@@ -496,5 +496,5 @@ def _condition(tx: Tracer, condition: Value) -> Classes:
     items = condition.unpack(tx) if issubclass(condition.python_type(), tuple) else [condition]
     classes = tuple(item.as_constant() for item in items)
     if not all(isinstance(kind, type) for kind in classes):
-        raise Break("unsupported-method", "splitting an exception group by a function")
+        raise Break("exception-state", "splitting an exception group by a function")
     return classes

@@ -183,7 +183,7 @@ class FunctionValue(MutableValue):
             Break: when its code is a module's, whose variables are the globals.
         """
         if not self.code.co_flags & inspect.CO_OPTIMIZED:
-            raise Break("unknown-call", "a function of a module's code")
+            raise Break("dynamic-code", "a function of a module's code")
         derived = decode(self.code).derived
         binder = derived.get("binder")
         if binder is None:
@@ -212,7 +212,7 @@ class FunctionValue(MutableValue):
         if not issubclass(value.python_type(), _KINDS.get(name, object)):
             real_call(tx, setattr, lambda: None, name, 0)
         if name not in FUNCTION_FIELDS and name in types.FunctionType.__dict__:
-            raise Break("unsupported-value", f"setting {name} of a function")
+            raise Break("c-attribute", f"setting {name} of a function")
         self.store(tx, name, value)
 
     def store(self, tx: Tracer, name: str, value: Value) -> None:
@@ -222,7 +222,7 @@ class FunctionValue(MutableValue):
 
     def tp_delattro(self, tx: Tracer, name: str) -> None:
         if self.obj is not None or name in types.FunctionType.__dict__:
-            raise Break("unsupported-value", f"deleting {name} of a function")
+            raise Break("c-attribute", f"deleting {name} of a function")
         if name not in self.attributes:
             tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
         tx.mutate(self)
@@ -230,7 +230,7 @@ class FunctionValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         if self.stands_in:
-            raise Break("unsupported-value", f"{self.describe()} is needed after a graph break")
+            raise Break("cannot-rebuild", f"{self.describe()} is needed after a graph break")
         own = self.globals is out.tx.function.__globals__  # equal code may run in another dict
         made_of = [
             constant(self.code),
@@ -359,7 +359,7 @@ class ObjectConstant(Value):
     def nb_bool(self, tx: Tracer) -> bool:
         kind = type(self.obj)
         if not issubclass(kind, type) and (hasattr(kind, "__bool__") or hasattr(kind, "__len__")):
-            raise Break("unsupported-value", f"truth of a {kind.__name__}")
+            raise Break("c-function", f"truth of a {kind.__name__}")
         return True
 
     def same_object(self, other: Value) -> bool:
@@ -415,7 +415,7 @@ def parametrised(tx: Tracer, hint: Value, key: Value) -> Value:
     """Evaluate `hint[key]` of a class or type hint; an instance in it would lose its class."""
     parts = key.items if isinstance(key, TupleValue) else [key]
     if any(hasattr(tx.force(part), "attrs") for part in parts):
-        raise Break("unsupported-value", f"{hint.describe()} of a {key.describe()}")
+        raise Break("constant-required", f"{hint.describe()} of a {key.describe()}")
     return fold(tx, operator.getitem, [hint, key], {})
 
 

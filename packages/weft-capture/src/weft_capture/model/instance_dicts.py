@@ -46,7 +46,7 @@ class InstanceDict(DictValue):
     def _name(self, key: Value) -> str:
         name = key.as_constant()
         if not isinstance(name, str) or is_slot(self.owner.python_type(), name):
-            raise Break("unsupported-value", f"{name} in the __dict__ of {self.owner.describe()}")
+            raise Break("namespace-dict", f"{name} in the __dict__ of {self.owner.describe()}")
         return name
 
     def copy(self) -> DictValue:
@@ -59,7 +59,7 @@ class InstanceDict(DictValue):
 def instance_dict(tx: Tracer, owner: Value) -> Value:
     """Return the `__dict__` of an instance or function."""
     if not isinstance(owner, UserObject | FunctionValue):
-        raise Break("unsupported-value", f"__dict__ of {owner.describe()}")
+        raise Break("namespace-dict", f"__dict__ of {owner.describe()}")
     if owner.obj is not None and owner.source is not None:
         tx.check_namespace(dict_of(owner.obj))
         source = read_past(owner.source, owner.obj, "__dict__")
@@ -90,4 +90,4 @@ def _pop(tx: Tracer, self: InstanceDict, key: Value, *default: Value) -> Value:
 
 @method(InstanceDict, "popitem", "clear", "setdefault", "__delitem__", "__ior__")
 def _other_writes(tx: Tracer, self: InstanceDict, *args: Value) -> Value:
-    raise Break("unsupported-method", "removing from an instance's __dict__")
+    raise Break("namespace-dict", "removing from an instance's __dict__")

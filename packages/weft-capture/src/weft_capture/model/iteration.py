@@ -37,11 +37,11 @@ def listed(tx: Tracer, items: Value) -> list[Value]:
         Break: when it is not iterable: what wants a sequence says so in its own words.
     """
     if not hasattr(items.python_type(), "__iter__") and not isinstance(items, UserObject):
-        raise Break("unknown-call", f"{items.describe()} as a sequence")
+        raise Break("builtin-error", f"{items.describe()} as a sequence")
     try:
         iterator = items.tp_iter(tx) if isinstance(items, UserObject) else items
     except Raised as raised:
         if issubclass(raised.value.python_type(), TypeError):
-            raise Break("unknown-call", f"{items.describe()} as a sequence") from None
+            raise Break("builtin-error", f"{items.describe()} as a sequence") from None
         raise
     return list(steps(tx, iterator))

@@ -289,7 +289,7 @@ class DequeValue(ListValue):
         if name == "maxlen":
             return constant(self.added.maxlen)
         if name in ("__getitem__", "__setitem__", "__delitem__"):
-            raise Break("unsupported-method", f"deque.{name}, whose errors have other words")
+            raise Break("builtin-error", f"deque.{name}, whose errors have other words")
         return super().tp_getattro(tx, name)
 
     def tp_iter(self, tx: Tracer) -> Value:
@@ -300,5 +300,5 @@ class DequeValue(ListValue):
 
     def reconstruct(self, out: Output) -> None:
         if out.is_cyclic(self):
-            raise Break("unsupported-value", "rebuilding a deque that holds itself")
+            raise Break("cannot-rebuild", "rebuilding a deque that holds itself")
         out.call(collections.deque, [TupleValue(self.items), constant(self.items.maxlen)])

@@ -114,13 +114,13 @@ class UserObject(InstanceValue):
         generated = getattr(getattr(self.cls.__hash__, "__code__", None), "co_filename", "")
         if found is None or not attributes.is_python_code(found[1]):
             if found is None or not isinstance(found[1], types.WrapperDescriptorType):
-                raise Break("unsupported-value", f"{self.describe()} as a dict key")
+                raise Break("dict-key", f"{self.describe()} as a dict key")
             if self.obj is None and self.base is not None:
                 return self.base.tp_hash()
         elif generated != "<string>" and not attributes.is_immutable_module(found[0].__module__):
             return ObjectKey(self)
         elif found[0].__module__ == "unittest.mock":  # it counts how often it is asked
-            raise Break("unsupported-value", f"{self.describe()} as a dict key")
+            raise Break("dict-key", f"{self.describe()} as a dict key")
         return ObjectKey(self) if self.obj is None else self.obj
 
     def as_constant(self) -> Any:
@@ -150,7 +150,7 @@ class UserObject(InstanceValue):
             return self.special(tx, "__getattribute__").tp_call(tx, [constant(name)], {})
         # A thread's own; the default device is set where a mode, which is guarded, has it as well.
         if issubclass(self.cls, threading.local) and self.obj is not torch._GLOBAL_DEVICE_CONTEXT:
-            raise Break("unsupported-method", f"{self.cls.__name__}.__getattribute__")
+            raise Break("c-attribute", f"{self.cls.__name__}.__getattribute__")
         return attributes.plain_attribute(tx, self, name)
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
@@ -168,7 +168,7 @@ class UserObject(InstanceValue):
             return True
         found = attributes.lookup(self.cls, name)
         if found is not None and found[1] not in (getattr(object, name), _GENERIC.get(name)):
-            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+            raise Break("special-method", f"{self.cls.__name__}.{name}")
         return False
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
@@ -190,10 +190,10 @@ class UserObject(InstanceValue):
     def _set_by_descriptor(self, tx: Tracer, descriptor: Any, name: str, value: Value) -> None:
         if isinstance(descriptor, property):
             if descriptor.fset is None:
-                raise Break("unsupported-value", f"setting the property {name} without a setter")
+                raise Break("builtin-error", f"setting the property {name} without a setter")
             tx.const_object(descriptor.fset).tp_call(tx, [self, value], {})
             return
-        refused = Break("unsupported-value", f"setting {name} of {self.describe()}")
+        refused = Break("c-attribute", f"setting {name} of {self.describe()}")
         if name == "__class__" and issubclass(value.python_type(), type) and self.obj is None:
             try:
                 object.__new__(self.cls).__class__ = value.as_constant()
@@ -215,7 +215,7 @@ class UserObject(InstanceValue):
                 tx.const_object(found[1].fdel).tp_call(tx, [self], {})
                 return
             if not _is_slot(found[1]):
-                raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
+                raise Break("c-attribute", f"deleting {name} of {self.describe()}")
             attributes.bind(tx, found, name, self, self.cls)  # raises where it is not set
         elif self.own_attribute(tx, name) is None:
             text = f"'{type_name(self.cls)}' object has no attribute '{name}'"
@@ -250,7 +250,7 @@ class UserObject(InstanceValue):
         found = attributes.lookup(self.cls, name)
         if found is None:
             if name not in _WITHOUT:
-                raise Break("unsupported-method", f"{self.cls.__name__} without {name}")
+                raise Break("builtin-error", f"{self.cls.__name__} without {name}")
             tx.raise_(TypeError, error_text(_WITHOUT[name], self.cls))
         return attributes.bind(tx, found, name, self, self.cls)
 
@@ -264,7 +264,7 @@ class UserObject(InstanceValue):
         if found is None or isinstance(found[1], attributes.C_METHODS):
             return False
         if not attributes.is_python_code(found[1]):
-            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+            raise Break("special-method", f"{self.cls.__name__}.{name}")
         return True
 
     def call_method_fallback(
@@ -277,7 +277,7 @@ class UserObject(InstanceValue):
             if found is not None and found[0] is object and name in OBJECT_METHODS:
                 return tx.apply(OBJECT_METHODS[name], [self, *args], kwargs)
             if self.base is None:
-                raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+                raise Break("c-function", f"{self.cls.__name__}.{name}")
             return self.base_method(tx, name, args, kwargs)
         return bound.tp_call(tx, args, kwargs)
 
@@ -285,7 +285,7 @@ class UserObject(InstanceValue):
         """Call a method of the builtin base; a change of the base is a change of this object."""
         assert self.base is not None
         if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
-            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+            raise Break("c-function", f"{self.cls.__name__}.{name}")
         result = self.base.call_method(tx, name, args, kwargs)
         if result is self.base and name in _INPLACE:
             result = self
@@ -324,7 +324,7 @@ class UserObject(InstanceValue):
         if self.has_special("__bool__"):
             said = self.special(tx, "__bool__").tp_call(tx, [], {})
             if said.python_type() is not bool:
-                raise Break("unsupported-value", f"a truth that is {said.describe()}")
+                raise Break("builtin-error", f"a truth that is {said.describe()}")
             return said.nb_bool(tx)
         if self.has_special("__len__"):
             return tx.builtin(len, self).nb_bool(tx)

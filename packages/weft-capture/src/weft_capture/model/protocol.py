@@ -103,7 +103,7 @@ class Value:
         try:
             known = self.as_constant()
         except NotConstant:
-            raise Break("unsupported-value", f"{self.describe()} as a graph argument") from None
+            raise Break("graph-value", f"{self.describe()} as a graph argument") from None
         if isinstance(known, type):
             if type(known) is type(torch.FloatTensor):  # `x.type(torch.FloatTensor)` takes its name
                 return f"{known.__module__}.{known.__name__}"
@@ -128,7 +128,7 @@ class Value:
         try:
             constant = self.as_constant()
         except NotConstant:
-            raise Break("unsupported-value", f"rebuilding {self.describe()}") from None
+            raise Break("cannot-rebuild", f"rebuilding {self.describe()}") from None
         out.writer.load_const(constant)
 
     # What the program does with it.
@@ -148,7 +148,7 @@ class Value:
         kind = self.python_type()
         if not any("__call__" in base.__dict__ for base in kind.__mro__):
             tx.raise_(TypeError, f"'{type_name(kind)}' object is not callable")
-        raise Break("unknown-call", self.describe())
+        raise Break("c-function", self.describe())
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         """Read an attribute; a method of the method table becomes a `MethodOf`."""
@@ -167,15 +167,15 @@ class Value:
             )
         if callable(getattr(self.python_type(), name)):
             return MethodOf(self, name)
-        raise Break("unsupported-value", f"attribute {name} of {self.describe()}")
+        raise Break("c-attribute", f"attribute {name} of {self.describe()}")
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         """Set an attribute."""
-        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+        raise Break("c-attribute", f"setting {name} of {self.describe()}")
 
     def tp_delattro(self, tx: Tracer, name: str) -> None:
         """Delete an attribute."""
-        raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
+        raise Break("c-attribute", f"deleting {name} of {self.describe()}")
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         """Call `self.name(*args, **kwargs)`."""
@@ -190,7 +190,7 @@ class Value:
     ) -> Value:
         """Call a method that is not in the method table."""
         if name.startswith("__") and not hasattr(self.python_type(), name):
-            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
+            raise Break("builtin-error", f"{self.python_type().__name__}.{name}")
         bound = self.tp_getattro(tx, name)
         if isinstance(bound, MethodOf):
             real = getattr(self.python_type(), name)
@@ -198,7 +198,7 @@ class Value:
                 tx.check_call(real, [self, *args], kwargs)
             if self.python_type() in (tuple, range, slice, frozenset):
                 return tx.call_builtin(getattr(self.data(tx), name), args, kwargs)
-            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
+            raise Break("c-function", f"{self.python_type().__name__}.{name}")
         return bound.tp_call(tx, args, kwargs)
 
     def call_base_method(
@@ -231,7 +231,7 @@ class Value:
 
     def _change_item(self, tx: Tracer, name: str, *args: Value) -> None:
         if find_in_class(self.python_type(), name) is None:  # whose errors differ
-            raise Break("unsupported-method", f"{self.describe()} without {name}")
+            raise Break("builtin-error", f"{self.describe()} without {name}")
         self.call_method(tx, name, list(args), {})
 
     def nb_bool(self, tx: Tracer) -> bool:
@@ -243,7 +243,7 @@ class Value:
         kind = self.python_type()
         if not hasattr(kind, "__bool__") and not hasattr(kind, "__len__"):
             return True
-        raise Break("unsupported-value", f"truth of {self.describe()}")
+        raise Break("c-function", f"truth of {self.describe()}")
 
     def tp_iter(self, tx: Tracer) -> Value:
         """Evaluate `iter(self)`: a value with `next`."""
@@ -264,7 +264,7 @@ class Value:
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
         """Evaluate `next(self)`; None at the end."""
-        raise Break("unsupported-value", f"iterating over {self.describe()}")
+        raise Break("c-function", f"iterating over {self.describe()}")
 
     def unpack(self, tx: Tracer) -> list[Value]:
         """Return all items, as `list(self)` would hold them."""
@@ -282,7 +282,7 @@ class Value:
             constant = self.as_constant()
             hash(constant)
         except (NotConstant, TypeError):
-            raise Break("unsupported-value", f"{self.describe()} as a dict key") from None
+            raise Break("dict-key", f"{self.describe()} as a dict key") from None
         return constant
 
     def same_object(self, other: Value) -> bool:

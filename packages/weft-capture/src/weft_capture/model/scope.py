@@ -114,7 +114,7 @@ class ModuleObject(ObjectConstant):
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         real = self.obj
         if name == "__dict__" and not attributes.is_immutable_module(real.__name__):
-            raise Break("unsupported-value", "the __dict__ of a module")
+            raise Break("namespace-dict", "the __dict__ of a module")
         tx.check_namespace(real.__dict__)
         found = attributes.lookup(type(real), name)
         listed = sys.modules.get(real.__name__) is real
@@ -141,7 +141,7 @@ class ModuleObject(ObjectConstant):
 def import_module(tx: Tracer, name: str, *how: Any) -> Value:
     """Import a module as `__import__(name, *how)` does."""
     if name.startswith("torch._") and name not in sys.modules:
-        raise Break("unknown-call", f"import of {name}")
+        raise Break("dynamic-code", f"import of {name}")
     try:
         return tx.const_object(builtins.__import__(name, *how))
     except ImportError as error:

@@ -48,7 +48,7 @@ class WeakRefValue(Value):
         asks = getattr(self.target, "has_special", None)
         if asks is not None and asks("__eq__"):  # another reference to it is asked by it
             raise Break(
-                "unsupported-value", "a weak reference, which its object compares, as a key"
+                "weak-reference", "a weak reference, which its object compares, as a key"
             )
         key = self.target.tp_hash()
         real = key is getattr(self.target, "obj", self)
@@ -100,7 +100,7 @@ def _id_of(tx: Tracer, obj: object) -> int:
 
 def _may_be_dead(step: int = -1) -> Break:
     what = "a weak reference whose object may have died here"
-    return Break("unsupported-value", what, step)
+    return Break("weak-reference", what, step)
 
 
 def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> WeakRefValue:
@@ -116,7 +116,7 @@ def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> WeakRefValue:
     if callback is NONE:
         return WeakRefValue(tx, target=target)
     if getattr(getattr(callback, "code", None), "co_qualname", "") not in _LIBRARYS:
-        raise Break("unknown-call", "a weak reference with a callback")
+        raise Break("weak-reference", "a weak reference with a callback")
     made = WeakRefValue(tx, target=target, callback=callback)
     tx.watch(made)
     return made
@@ -143,7 +143,7 @@ class WeakProxy(Value):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         target = self.target(tx)
         if not hasattr(target.python_type(), name):
-            raise Break("unsupported-method", f"{name} of a weak proxy")
+            raise Break("weak-reference", f"{name} of a weak proxy")
         return target.call_method(tx, name, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:

@@ -69,7 +69,7 @@ def _call_function_ex(frame: Frame, instr: Instr) -> None:
         given = list(steps(tx, frame.stack.pop(), TUPLE_ASKS_LENGTH))
     except Raised as raised:  # the interpreter names the function, too
         if issubclass(raised.value.python_type(), TypeError):
-            raise Break("unknown-call", "arguments after * that may not be iterable") from None
+            raise Break("builtin-error", "arguments after * that may not be iterable") from None
         raise
     callee, args = _callee(frame, given)
     frame.stack.append(_call_in(frame, callee, args, kwargs))

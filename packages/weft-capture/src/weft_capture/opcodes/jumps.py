@@ -163,7 +163,7 @@ def awaitable(frame: Frame, value: Value) -> Value:
         iterator = value.call_method(frame.tx, "__await__", [], {})
         if hasattr(iterator.python_type(), "__next__"):
             return iterator
-    raise Break("unsupported-value", f"{value.describe()} is awaited")
+    raise Break("async", f"{value.describe()} is awaited")
 
 
 @opcode("GET_AITER")

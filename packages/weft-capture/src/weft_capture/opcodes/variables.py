@@ -126,7 +126,7 @@ def _names_of(value: Value) -> dict[str, Value]:
         return value.frame.locals
     names = getattr(value, "namespace", None)
     if names is None:
-        raise Break("unsupported-value", "the names of a class from outside the frame")
+        raise Break("class-definition", "the names of a class from outside the frame")
     return names  # type: ignore[no-any-return]
 
 
@@ -138,7 +138,7 @@ def _load_name(frame: Frame, instr: Instr) -> None:
         names = _names_of(frame.stack.pop())
     own = names.get(instr.argval)
     if type(getattr(own, "obj", None)) is enum.auto:
-        raise Break("unknown-call", "the number of an enum.auto")
+        raise Break("class-definition", "the number of an enum.auto")
     if own is not None:
         frame.stack.append(frame.tx.force(own))
     elif instr.opname.endswith("DEREF"):

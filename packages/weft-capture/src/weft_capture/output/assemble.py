@@ -23,7 +23,7 @@ from weft_guards.sources import ClosureSource, LocalSource
 
 from weft_capture import config
 from weft_capture import frame as hook
-from weft_capture.breaks import Break
+from weft_capture.breaks import REASONS, Break
 from weft_capture.bytecode import Writer, live_at, shows_frame
 from weft_capture.effects.runtime_asserts import (
     devices_of,
@@ -73,7 +73,7 @@ def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[No
         fake = node.meta.get("example_value") if known else None
         if first and getattr(fake, "requires_grad", False):
             what = "a tensor whose gradient may be asked for is used before the graph ends"
-            raise Break("unsupported-value", what, min(first))
+            raise Break("autograd-state", what, min(first))
         if first:
             leading.add(node)
 
@@ -125,10 +125,6 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
     if end_mode is not tx.entry_grad_mode and tx.graph.op_count:
         tx.graph.node("call_function", torch._C._set_grad_enabled, (tx.entry_grad_mode,), {}, None)
     return end_mode
-
-
-# Breaks at which an exception is likely: it shows the variables of its frames, used or not.
-_RAISES = ("uncaught-exception", "op-failed")
 
 
 @dataclass(eq=False)
@@ -341,7 +337,7 @@ class Assembly:
         writer.at(instr)
         # An inlined function asks for frames, those of its callers perhaps.
         shown = bool(inlined) and shows_frame(inlined[-1].decoded, inlined[-1].ip)
-        fails = (self.stopped is not None and self.stopped.error.code in _RAISES) or shown
+        fails = (self.stopped is not None and REASONS[self.stopped.error.code].raises) or shown
         keep = frozenset(frame.locals) if shown else out.kept(frame.locals)
         live = frame.locals if fails else live_at(frame.decoded, index) | keep
         locals_ = {name: value for name, value in frame.locals.items() if name in live}

@@ -106,7 +106,7 @@ class RealStep:
             return
         writer.original(index)
         if instr.opname == "RETURN_VALUE":
-            raise Break("unsupported-value", "the value to return cannot be rebuilt")
+            raise Break("cannot-rebuild", "the value to return cannot be rebuilt")
         if instr.opname not in NO_FALL_THROUGH:
             after = stack_after(instr, below, bound=instr.argval in self.names)
             self.resume(index + 1, after, instr)

@@ -72,7 +72,7 @@ class Output:
             made, name = class_value(type(value.value)), str(getattr(value.value, "_name_", None))
             if name not in getattr(type(value.value), "__members__", ()):
                 what = f"{value.describe()} of a class made in the frame"
-                raise Break("unsupported-value", what, self.tx.steps.made(made))
+                raise Break("class-definition", what, self.tx.steps.made(made))
             self.load(made)
             self.writer.load_attr(name)
             return
@@ -87,7 +87,7 @@ class Output:
             owner = self.tx.effects.sealing(value.source)
             if owner is not None:
                 what = f"a part of {owner.describe()}, which is made again"
-                raise Break("unsupported-value", what, self.tx.steps.made(owner))
+                raise Break("class-definition", what, self.tx.steps.made(owner))
             value.source.emit(self.writer)
             return
         self._rebuild(value)
@@ -97,7 +97,7 @@ class Output:
     def _rebuild(self, value: Value) -> None:
         if value in self._building:
             what = f"rebuilding {value.describe()}, which leads to itself"
-            raise Break("unsupported-value", what, self.tx.steps.made(value))
+            raise Break("cannot-rebuild", what, self.tx.steps.made(value))
         iterates = isinstance(value, IteratorValue | GeneratorValue)
         if iterates or getattr(value, "base", None) is not None:
             self._building.add(value)
@@ -156,11 +156,11 @@ class Output:
         """Push a result of the graph."""
         node = value.node
         if isinstance(value, TensorValue) and value.hooked_at >= 0:
-            raise Break("unsupported-value", "a tensor with a hook leaves", value.hooked_at)
+            raise Break("autograd-state", "a tensor with a hook leaves", value.hooked_at)
         if isinstance(value, TensorValue) and value.is_new_leaf():
             # Whatever traces the graph next makes a tensor with a history of it, or with none.
             step = self.tx.graph.made_at.get(node, -1)
-            raise Break("unsupported-value", "a new leaf that requires grad leaves the graph", step)
+            raise Break("autograd-state", "a new leaf that requires grad leaves the graph", step)
         made = self.ended(value) if isinstance(value, TensorValue) else None
         if made is not None:
             self.call(*made)

@@ -31,7 +31,7 @@ def is_compiling() -> bool:
     return False
 
 
-decline("", graph_break, torch_compiler_shim.GRAPH_BREAK, code="graph-break")
+decline("graph-break", "", graph_break, torch_compiler_shim.GRAPH_BREAK)
 
 
 @rule(is_compiling, torch_compiler_shim.IS_COMPILING)
@@ -100,7 +100,7 @@ def allow_in_graph(function: F) -> F:
 @checked
 def disallow_in_graph(function: F) -> F:
     """Make calls of a function graph breaks."""
-    decline(f"{name_of(function)} is not allowed in graphs", function)
+    decline("disabled", f"{name_of(function)} is not allowed in graphs", function)
     return function
 
 

@@ -158,7 +158,7 @@ class FrameReport:
 
 def _short(record: BreakRecord) -> str:
     detail = f" ({record.detail})" if record.detail else ""
-    return f"[{record.code}]{detail} at {record.where}: {record.remedy}"
+    return f"[{record.code}]{detail} at {record.where}: {record.advice}"
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def check_inlinable(function: types.FunctionType) -> None:
     """Refuse to inline what the user disabled, and what makes no sense inside a graph.
 
     Raises:
-        Break: with code disabled or unknown-call.
+        Break: with code disabled or skipped-function.
     """
     namespace = function.__dict__
     if namespace.get("_weft_disable") or namespace.get("_torchdynamo_disable"):
@@ -229,4 +229,4 @@ def check_inlinable(function: types.FunctionType) -> None:
     module = function.__module__ or ""
     never = module.startswith(_NEVER) and module not in _CALLS_OF_GRAPHS
     if never and not namespace.get("_weft_inline"):
-        raise Break("unknown-call", f"{module}.{function.__qualname__}")
+        raise Break("skipped-function", f"{module}.{function.__qualname__}")

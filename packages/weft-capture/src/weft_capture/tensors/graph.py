@@ -53,7 +53,10 @@ _CODES = {
     "DataDependentOutputException": "data-dependent-value",
     "GuardOnDataDependentSymNode": "data-dependent-value",
     "DynamicOutputShapeException": "dynamic-output-shape",
+    "UnsupportedOperatorException": "no-fake-kernel",
 }
+_NO_KERNEL = "no fake impl registered"  # what torch says of a custom operator without one
+_OF_DATA = ("data-dependent-value", "dynamic-output-shape")
 _NO_DATA = "but its data is not allocated"  # what fake tensors say to those who read it
 _AUTOCAST = torch.amp.autocast_mode
 _MODES = (torch._C._set_grad_enabled, _AUTOCAST._enter_autocast, _AUTOCAST._exit_autocast)
@@ -103,7 +106,7 @@ class GraphBuilder:
         are the fakes inside of a tensor of a wrapper class.
         """
         if torch._is_functional_tensor(tensor) or torch._is_zerotensor(tensor):
-            raise Break("unsupported-value", "a tensor that stands for memory it does not have")
+            raise Break("unsupported-tensor", "a tensor that stands for memory it does not have")
         name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
             marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}
@@ -113,7 +116,7 @@ class GraphBuilder:
                     self.mode, tensor, dynamic_dims, name, unbacked, inner, free_strides
                 )
             except RuntimeError as error:  # a view that autograd no longer follows
-                raise Break("unsupported-value", str(error)[:200]) from None
+                raise Break("autograd-state", str(error)[:200]) from None
         for dim in dynamic_dims:
             if dim in marks and marks[dim].admits(tensor.shape[dim]):
                 fake.limit(twin.shape[dim], marks[dim].min, marks[dim].max)
@@ -261,7 +264,7 @@ class GraphBuilder:
         if now is self.inference or target in _MODES:
             return
         if any(node.op != "placeholder" and node.target not in _MODES for node in self.graph.nodes):
-            raise Break("unknown-call", "inference mode is on for only a part of the graph")
+            raise Break("context-manager", "inference mode is on for only a part of the graph")
         self.tx.journal.on_rollback(lambda: setattr(self, "inference", before))
         self.inference = now
 
@@ -298,10 +301,11 @@ class GraphBuilder:
         except Break:
             raise
         except Exception as error:
-            code = _CODES.get(type(error).__name__, "op-failed")
+            code = _CODES.get(type(error).__name__, "operator-error")
+            code = "no-fake-kernel" if _NO_KERNEL in str(error) else code
             if _NO_DATA in str(error):
                 code, error = "data-dependent-value", ValueError("it reads a tensor's values")
-            if code.startswith("d") and self.shape_env is None and self.reads_data():
+            if code in _OF_DATA and self.shape_env is None and self.reads_data():
                 raise NeedsSymbols from None
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
             raise Break(code, f"{name}: {str(error)[:300]}") from error
@@ -333,7 +337,7 @@ class GraphBuilder:
                 return known
             if is_wrapper_subclass(type(result)):
                 if not subclass.is_whole(result):
-                    raise Break("unsupported-value", f"an empty {type(result).__name__}")
+                    raise Break("tensor-subclass", f"an empty {type(result).__name__}")
                 self.has_wrappers = True
                 value: TensorValue = WrapperValue(node, result, cls=type(result))
             else:
@@ -352,12 +356,12 @@ class GraphBuilder:
             )
         if _is_plain(result):
             return self.tx.literal(result)
-        raise Break("unsupported-value", f"{node.target} returns {type(result).__name__}")
+        raise Break("graph-value", f"{node.target} returns {type(result).__name__}")
 
     def symbolic(self, node: Node, result: Any) -> Value:
         """Wrap a symbolic number; one that turned out static is a constant."""
         if is_ragged_size(result):
-            raise Break("unsupported-value", "a ragged size that an operation returns")
+            raise Break("tensor-subclass", "a ragged size that an operation returns")
         known = _known_int(result)
         return SymValue(node, result) if known is None else self.tx.literal(known)
 
@@ -472,7 +476,7 @@ def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
         made = [made] if len(into) == 1 else made
         same = same and [t.shape for t in made] == [value.example().shape for value in into]
     if not same:
-        raise Break("unsupported-value", "giving a tensor from outside another size")
+        raise Break("tensor-storage", "giving a tensor from outside another size")
 
 
 def _known_int(number: Any) -> Any:

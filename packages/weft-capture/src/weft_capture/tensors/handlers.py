@@ -70,7 +70,7 @@ def _look_through(tx: Tracer, kind: type, function: Any, seen: set[Any], makes: 
         outer = function.__code__.co_freevars
         stores |= any(one.opname == "STORE_DEREF" and one.argval in outer for one in steps)
         if done & _WRITES or stores or _SHOWS.intersection(code.co_names):
-            raise Break("unsupported-value", f"a handler of {kind.__name__} that has effects")
+            raise Break("torch-function", f"a handler of {kind.__name__} that has effects")
         changes = bool(done & _SETS) or _changes_others(steps)
         for value, read, *where in _named(kind, function, code):
             source = CallSource(read, tuple(map(ConstSource, where)))
@@ -156,4 +156,4 @@ def _refuse_unknown(kind: type, value: Any) -> None:
     known = type(value).__module__.startswith("torch") or isinstance(value, _NAMED)
     if isinstance(value, torch.Tensor | torch.nn.Module) or not known:
         what = type(value).__name__
-        raise Break("unsupported-value", f"a {what} that a handler of {kind.__name__} uses")
+        raise Break("torch-function", f"a {what} that a handler of {kind.__name__} uses")

@@ -115,7 +115,7 @@ def check_writes(inputs: list[GraphInput]) -> None:
         if entry.recorded_at < 0:
             continue
         if not is_writable(real):
-            raise Break("unsupported-value", "a write to a view, or a gradient, that is watched")
+            raise Break("tensor-storage", "a write to a view, or a gradient, that is watched")
         others = [
             tensor
             for other in inputs
@@ -123,7 +123,7 @@ def check_writes(inputs: list[GraphInput]) -> None:
             for tensor in subclass.inside(other.example, other.source).values()
         ]
         if shares_memory(list(subclass.inside(real, entry.source).values()), others):
-            raise Break("unsupported-value", "a write with a history to memory of two inputs")
+            raise Break("tensor-storage", "a write with a history to memory of two inputs")
 
 
 def write_guards(inputs: list[GraphInput]) -> list[Guard]:
@@ -159,4 +159,4 @@ def check_views(inputs: list[GraphInput]) -> None:
     for entry in inputs if changed else ():
         base = getattr(entry.example, "_base", None)
         if base is not None and any(base is one for one in changed):
-            raise Break("unsupported-value", "a view of a tensor whose requires_grad changed")
+            raise Break("autograd-state", "a view of a tensor whose requires_grad changed")

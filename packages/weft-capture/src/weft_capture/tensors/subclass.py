@@ -53,13 +53,13 @@ class WrapperValue(TensorValue):
         if found is not None:
             return attributes.bind(tx, found, name, self, self.cls)
         if name in _ONLY_REAL and name != "requires_grad_":
-            raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
+            raise Break("tensor-subclass", f"attribute {name} of a {self.cls.__name__}")
         return super().tp_getattro(tx, name)
 
     def _class_attribute(self, tx: Tracer, name: str) -> attributes.Found | None:
         """Find what the class adds to tensors, or has in the place of something of theirs."""
         if tx.overrides.modes:
-            raise Break("unsupported-value", f"a {self.cls.__name__} under a function mode")
+            raise Break("tensor-subclass", f"a {self.cls.__name__} under a function mode")
         found = attributes.lookup(self.cls, name)
         added = found is not None and not issubclass(torch.Tensor, found[0])
         return found if added and name != "__class__" else None
@@ -73,12 +73,12 @@ class WrapperValue(TensorValue):
         if self.real is not None or name not in own:
             return tx.tensor_dict_attribute(self, name)
         if not is_constant_object(own[name]):
-            raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
+            raise Break("tensor-subclass", f"attribute {name} of a {self.cls.__name__}")
         return tx.literal(own[name])
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if name != "grad":
-            raise Break("unsupported-value", f"setting {name} of a {self.cls.__name__}")
+            raise Break("tensor-subclass", f"setting {name} of a {self.cls.__name__}")
         super().tp_setattro(tx, name, value)
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
@@ -88,7 +88,7 @@ class WrapperValue(TensorValue):
         if wish is False and not (self.fake.requires_grad or kwargs):
             return self  # as torch.nested.nested_tensor asks for
         if name in _ONLY_REAL:
-            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+            raise Break("tensor-subclass", f"{self.cls.__name__}.{name}")
         return super().call_method(tx, name, args, kwargs)
 
 
@@ -118,7 +118,7 @@ class RaggedSize(Value):
         same = isinstance(other, RaggedSize) and bool(self.size == other.size)
         if name in ("__eq__", "__ne__") and (same or isinstance(other, Constant)):
             return constant(same is (name == "__eq__"))
-        raise Break("unsupported-method", f"{name} of a ragged size")
+        raise Break("tensor-subclass", f"{name} of a ragged size")
 
 
 def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -138,7 +138,7 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
         where = attribute(obj, source, name)
         value = tx.wrap(part, where) if isinstance(part, torch.Tensor) else None
         if not isinstance(value, TensorValue):
-            raise Break("unsupported-value", f"a {kind.__name__} whose {name} is no plain tensor")
+            raise Break("tensor-subclass", f"a {kind.__name__} whose {name} is no plain tensor")
         inner[name] = value.fake
     try:
         dims = () if is_jagged(kind) else tx.dynamic_layout(obj, source)[0]
@@ -148,9 +148,9 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
     except (Break, NeedsSymbols):
         raise
     except Exception as error:
-        raise Break("unsupported-value", f"{kind.__name__}: {error}") from error
+        raise Break("tensor-subclass", f"{kind.__name__}: {error}") from error
     if not whole or made.fake.requires_grad != obj.requires_grad:
-        raise Break("unsupported-value", f"a {kind.__name__} holds more than it tells")
+        raise Break("tensor-subclass", f"a {kind.__name__} holds more than it tells")
     tx.guard(source, "TENSOR", TensorSpec.of(obj, like=made.fake))
     tx.guard(CallSource(SubclassLayout.fits, (ConstSource(kept), source)), "CONST", True)
     return made
@@ -195,7 +195,7 @@ def made(tx: Tracer, kind: type, args: list[Value], kwargs: Kwargs) -> Value:
     make.__name__ = make.__qualname__ = kind.__name__
     value = tx.graph.emit_plain("call_function", make, args, kwargs)
     if not isinstance(value, WrapperValue) or value.cls is not kind or value.is_new_leaf():
-        raise Break("unknown-call", f"making a {kind.__qualname__}")
+        raise Break("tensor-subclass", f"making a {kind.__qualname__}")
     return value
 
 
@@ -207,13 +207,13 @@ def check_call(tx: Tracer, target: Any, values: list[Value], varying: bool = Fal
     found = {one.cls for one in _among(values)}
     spread = any(is_distributed(x.cls) and x.fake.device.type != "cpu" for x in _among(values))
     if spread and _DRAWS.search(getattr(target, "__name__", str(target))):
-        raise Break("unknown-call", "random numbers of a DTensor, whose states processes share out")
+        raise Break("tensor-subclass", "random numbers of a DTensor, whose state is sharded")
     off = torch._C._disabled_torch_function_impl
     handlers = [attributes.lookup(kind, "__torch_function__") for kind in found]
     own = any(one and one[0] is not torch.Tensor and one[1] is not off for one in handlers)
     if found and (varying or tx.transforms or (tx.overrides.level and own)):
         what = " and ".join(kind.__name__ for kind in found)
-        raise Break("unsupported-value", f"a {what} in a transform, or with a float that varies")
+        raise Break("tensor-subclass", f"a {what} in a transform, or with a float that varies")
 
 
 def _among(values: list[Value]) -> Iterator[WrapperValue]:

@@ -215,7 +215,7 @@ def at(tx: Tracer, source: Source, number: float) -> SymFloatValue:
     if is_numpy(number) and isinstance(source, CallSource):
         tx.guard(CallSource(numpy_is_quiet, ()), "CONST", True)
         if not numpy_is_quiet():
-            raise Break("unknown-call", "floating point errors of NumPy that are raised")
+            raise Break("numpy", "floating point errors of NumPy that are raised")
     if known is None:
         known = tx.graph.floats[source] = SymFloatValue(tx, source, number)
     return known
@@ -378,7 +378,7 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
     try:
         outcome = function(_hint(left), _hint(right))
     except TypeError as error:
-        raise Break("unsupported-value", str(error)) from None
+        raise Break("builtin-error", str(error)) from None
     source = CallSource(function, sources)  # type: ignore[arg-type]
     if any(origins(source)):
         return at(tx, source, outcome)

@@ -86,7 +86,7 @@ def check_attributes(*names: str) -> None:
     for name in names:
         found = lookup(torch.Tensor, name)
         if name in _OWN and (found is None or found[1] is not _OWN[name]):
-            raise Break("unsupported-method", f"Tensor.{name}, which the program replaced")
+            raise Break("builtins", f"Tensor.{name}, which the program replaced")
 
 
 def check_operator(function: Any) -> None:
@@ -122,12 +122,12 @@ class TensorValue(Value):
         return f"Tensor({self.fake.dtype}, {tuple(self.fake.shape)})"
 
     def as_constant(self) -> Any:
-        code = "unsupported-value" if self.fake.dim() else "data-dependent-value"
+        code = "constant-required" if self.fake.dim() else "data-dependent-value"
         raise NotConstant(self.describe(), code)
 
     def graph_arg(self) -> Any:
         if self.overlay is not None and "data" in self.overlay.attrs:
-            raise Break("unsupported-value", "a tensor from outside whose data were replaced")
+            raise Break("tensor-storage", "a tensor from outside whose data were replaced")
         return self.node
 
     def example(self) -> Any:
@@ -141,7 +141,7 @@ class TensorValue(Value):
         try:
             leaf = self.fake.requires_grad and self.fake.is_leaf
         except RuntimeError as error:  # a view that autograd no longer follows
-            raise Break("unsupported-value", str(error)[:200]) from None
+            raise Break("autograd-state", str(error)[:200]) from None
         return self.real is None and (leaf or self.cls is torch.nn.Parameter)
 
     def tp_hash(self) -> object:
@@ -178,7 +178,7 @@ class TensorValue(Value):
             return bind(tx, found, name, self, torch.Tensor)
         if callable(static):
             return MethodOf(self, name)
-        raise Break("unsupported-value", f"attribute {name} of a tensor")
+        raise Break("c-attribute", f"attribute {name} of a tensor")
 
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
         """Read what the program put on the tensor, in the frame or before."""
@@ -195,18 +195,18 @@ class TensorValue(Value):
             return tx.wrap(static.fget, AttrSource(source, "fget")).tp_call(tx, [self], {})
         plain = isinstance(static, types.FunctionType)
         if not plain and not isinstance(static, bool | int | float | str | None):
-            raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
+            raise Break("tensor-subclass", f"attribute {name} of a {self.cls.__name__}")
         found = tx.wrap(static, source)
         return tx.bound_method(found, self) if plain else found
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         handler: Handler | None = self.find_method(f"set:{name}")
         if tx.overrides.modes and name in READERS:
-            raise Break("unsupported-value", f"setting {name} of a tensor under a function mode")
+            raise Break("torch-function", f"setting {name} of a tensor under a function mode")
         if handler is not None:
             handler(tx, self, value)
         elif hasattr(self.cls, name):
-            raise Break("unsupported-value", f"setting {name} of a tensor")
+            raise Break("c-attribute", f"setting {name} of a tensor")
         else:
             self.store(tx, name, value)
 
@@ -230,7 +230,7 @@ class TensorValue(Value):
             function = getattr(torch.Tensor, name, None)
             return tx.overrides.evaluate(function, [self, *args], kwargs, plainly)
         if name in REAL_ONLY:
-            raise Break("unsupported-method", f"Tensor.{name}")
+            raise Break("tensor-storage", f"Tensor.{name}")
         if name not in _OWN:
             return self.tp_getattro(tx, name).tp_call(tx, args, kwargs)
         return tx.graph.emit("call_method", name, [self, *args], kwargs)

@@ -84,7 +84,7 @@ def _len(tx: Tracer, value: Value) -> Value:
     length = value.call_method(tx, "__len__", [], {})
     fits = length.python_type() is int and not compare(tx, "<", length, constant(0)).nb_bool(tx)
     if not fits or (length.is_constant() and length.as_constant() > sys.maxsize):
-        raise Break("unsupported-value", f"a length {length.describe()}")
+        raise Break("builtin-error", f"a length {length.describe()}")
     return length
 
 
@@ -192,7 +192,7 @@ def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
     try:
         return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
     except Raised:  # in the words of `//`
-        raise Break("unknown-call", "an error of divmod") from None
+        raise Break("builtin-error", "an error of divmod") from None
 
 
 def _sort_key(tx: Tracer, key: Value) -> Any:
@@ -225,7 +225,7 @@ def _extremum(
 @rule(sum)
 def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
     if issubclass(start.python_type(), str | bytes | bytearray):
-        raise Break("unknown-call", "sum of text")
+        raise Break("builtin-error", "sum of text")
     numbers, left, exact = [start], stepped(tx, items), (int, float)
     while (item := next(left, None)) is not None:
         kinds = start.python_type(), item.python_type()
@@ -372,7 +372,7 @@ def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
 @rule(anext)
 def _anext(tx: Tracer, iterator: Value, *default: Value) -> Value:
     if default or not hasattr(iterator.python_type(), "__anext__"):
-        raise Break("unknown-call", "anext with a default, or of what has none")
+        raise Break("unsupported-arguments", "anext with a default, or of what has none")
     return iterator.call_method(tx, "__anext__", [], {})
 
 

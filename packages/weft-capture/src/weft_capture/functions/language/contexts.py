@@ -59,7 +59,7 @@ def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Valu
     for value in [backends] if one else map(tx.force, backends.unpack(tx)):
         found.append(getattr(value, "obj", None))
         if not isinstance(found[-1], SDPBackend):
-            raise Break("unsupported-value", f"{value.describe()} as an attention backend")
+            raise Break("unsupported-arguments", f"{value.describe()} as an attention backend")
         if value.source is not None:
             tx.guard_identity(value.source, found[-1])
     return AttentionContext(sdpa_kernel, (found, set_priority.nb_bool(tx)), {})
@@ -118,7 +118,7 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
     if not torch.is_grad_enabled():
         return result
     if tx.graph.writes() != writes or has_effects():
-        raise Break("unknown-call", "effects in a function that the backward pass runs again")
+        raise Break("higher-order-op", "effects in a function that the backward pass runs again")
     made = nodes_after(tx, last)
     reads = {node for one in made for node in one.all_input_nodes}.difference(made)
     fakes = [node.meta["example_value"] for node in reads]
@@ -138,7 +138,7 @@ class _CheckpointReads:
         """Call the function for real if the program writes to them afterwards."""
         if any(version_of(tensor) != version for tensor, version in self.versions):
             what = "a write to what a checkpointed function reads"
-            raise Break("unknown-call", what, self.step)
+            raise Break("higher-order-op", what, self.step)
 
 
 # Answered from the real state: capture keeps it equal to the program's, and guards it.

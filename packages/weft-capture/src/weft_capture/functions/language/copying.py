@@ -27,7 +27,7 @@ def _check(value: Value) -> None:
     """Refuse modules, state dicts, and constants whose class may say how they are copied."""
     odd = isinstance(value, Constant) and not is_constant_object(value.value)
     if odd or isinstance(value, ModuleValue) or getattr(value, "metadata", None) is not None:
-        raise Break("unknown-call", f"a copy of {value.describe()}")
+        raise Break("object-creation", f"a copy of {value.describe()}")
 
 
 @rule(copy.copy)
@@ -56,7 +56,7 @@ def _deepcopy(tx: Tracer, value: Value, memo: Value = NONE) -> Value:
         return tx.trace_body(copy.deepcopy, [value, memo], {})
     if value.is_constant():
         return value
-    raise Break("unknown-call", f"deepcopy of {value.describe()}")
+    raise Break("object-creation", f"deepcopy of {value.describe()}")
 
 
 # ---- what objects are made of
@@ -70,7 +70,7 @@ def _reduce(tx: Tracer, value: Value, protocol: Value) -> Value:
     known = isinstance(value, UserObject) and in_c <= _KNOWN_BASES
     with_words = lookup(kinds[0], "__getnewargs_ex__") is not None
     if not known or with_words or isinstance(value, ModuleValue) or protocol.as_constant() < 2:
-        raise Break("unknown-call", f"a copy of {value.describe()}")
+        raise Break("object-creation", f"a copy of {value.describe()}")
     return tx.trace_body(polyfills.reduce_object, [value], {})
 
 

@@ -90,7 +90,7 @@ def _defaultdict(
 @rule(MappingProxyType)
 def _mapping_proxy(tx: Tracer, mapping: Value) -> Value:
     if not isinstance(mapping, DictValue):
-        raise Break("unknown-call", f"a mappingproxy of {mapping.describe()}")
+        raise Break("unsupported-arguments", f"a mappingproxy of {mapping.describe()}")
     return MappingProxy(getattr(mapping, "inner", mapping))
 
 
@@ -164,7 +164,7 @@ def _update(
     name: str, tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value
 ) -> None:
     if name == "__init__" and self.cls is defaultdict:
-        raise Break("unsupported-method", "defaultdict.__init__ of one that there is")
+        raise Break("c-function", "defaultdict.__init__ of one that there is")
     tx.mutate(self)
     fill(tx, self, items, kw)
 
@@ -310,7 +310,7 @@ def _log_change(tx: Tracer, self: SetValue, name: str, operands: list[Value]) ->
     sets = [arg for arg in operands if name not in _OF_ONE and type(arg) is not TupleValue]
     plain = all(isinstance(arg, SetValue) and not arg.log for arg in sets)
     if name in ("pop", "__init__") or not plain or self in sets:
-        raise Break("unsupported-method", f"{name} of a set from outside")
+        raise Break("container-mutation", f"{name} of a set from outside")
     self.loose = True  # nobody knows where it has room
     states = [arg.state() for arg in sets if isinstance(arg, SetValue)]
     self.log.append((name, (*operands,), states, tx.steps.now))
@@ -349,7 +349,7 @@ def _set_method(name: str, tx: Tracer, self: SetValue, *args: Value) -> Value:
     several = name in ("update", "union", "intersection", "difference") or name[:-7] in _ALGEBRA[:2]
     fits = len(args) == (name not in ("pop", "clear", "copy")) or several or name == "__init__"
     if not fits or not hasattr(self.cls, name):
-        raise Break("unknown-call", f"{len(args)} arguments of set.{name}")
+        raise Break("builtin-error", f"{len(args)} arguments of set.{name}")
     if name == "pop":
         self.in_order()
     if name not in _OPERATORS:

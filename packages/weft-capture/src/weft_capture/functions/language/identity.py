@@ -52,7 +52,7 @@ def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
     (source, one), (origin, other) = (_home(tx, each) for each in (left, right))
     if source is None and origin is None:
         if not (varies or one is other or is_shared(one)):
-            raise Break("unsupported-value", f"whether two objects {left.describe()} are one")
+            raise Break("object-identity", f"whether two objects {left.describe()} are one")
         return not varies
     if source != origin:
         tx.process_bound = "whether two numbers or texts are one object"

@@ -33,19 +33,19 @@ from weft_capture.python_compat import FILTERS_MUTATED, WARNINGS_LOCK
 def _check_unchanged(tx: Tracer, *objects: object) -> None:
     """Break where the program has changed what the call looks at."""
     if tx.effects.touches(sys, torch._tensor_str.PRINT_OPTS, *objects):
-        raise Break("unknown-call", "output through something that was just changed")
+        raise Break("pending-mutation", "output through something that was just changed")
 
 
 def _check_stream(tx: Tracer, stream: Value) -> None:
     """Break where a stream is the program's own, or its failure may be caught."""
     if not isinstance(stream, StreamValue):
-        raise Break("unknown-call", f"output to {stream.describe()}")
+        raise Break("side-effect", f"output to {stream.describe()}")
     _check_unchanged(tx, stream.obj)
     for frame in tx.active_frames():
         code, handler = frame.decoded.instrs, frame.instr.handler
         if handler is not None and code[handler.target].opname == "PUSH_EXC_INFO":
             if code[handler.target + 1].opname != "WITH_EXCEPT_START":
-                raise Break("unknown-call", "output inside of a try block")
+                raise Break("side-effect", "output inside of a try block")
 
 
 @rule(builtins.print)
@@ -58,7 +58,7 @@ def _print(
     flush: Value = FALSE,
 ) -> None:
     if not all(isinstance(one.as_constant(), str | None) for one in (sep, end)):
-        raise Break("unknown-call", "print with a separator that is no text")
+        raise Break("builtin-error", "print with a separator that is no text")
     stream = file if file is not NONE else tx.const_object(sys).tp_getattro(tx, "stdout")
     if isinstance(stream, ReplayedValue):
         words = [text_of(tx, arg, str) for arg in args]
@@ -73,7 +73,7 @@ def _print(
         with tx.journal.unchanged("a __str__ with effects"):
             texts = [_shown(tx, arg) for arg in args]
     except Raised:
-        raise Break("unknown-call", "print of an object whose __str__ raises") from None
+        raise Break("builtin-error", "print of an object whose __str__ raises") from None
     tx.calls.add(_print_now, sep, end, file, constant(flush.nb_bool(tx)), *texts)
 
 
@@ -89,7 +89,7 @@ def _shown(tx: Tracer, value: Value) -> Value:
 @method(StreamValue, "write")
 def _write(tx: Tracer, self: StreamValue, text: Value) -> Value:
     if not isinstance(text, Constant) or not isinstance(text.value, str):
-        raise Break("unsupported-method", "write of a text that is not known")
+        raise Break("side-effect", "write of a text that is not known")
     _check_stream(tx, self)
     tx.calls.add(_print_now, NONE, constant(""), self, FALSE, text)
     return constant(len(text.value))
@@ -130,7 +130,7 @@ def _log_state(logger: logging.Logger, level: int) -> str:
 def _state(tx: Tracer, logger: Value, level: int) -> str:
     source = logger.source
     if not isinstance(logger, UserObject) or source is None or type(level) is not int:
-        raise Break("unknown-call", "logging with a logger made here")
+        raise Break("side-effect", "logging with a logger made here")
     looked_at = [*_parts(logger.obj), logging, logger.obj.manager]
     lists = [getattr(one, name, None) for one in looked_at for name in ("handlers", "filters")]
     _check_unchanged(tx, *looked_at, *lists)
@@ -151,7 +151,7 @@ def _log(tx: Tracer, logger: Value, level: Value, text: Value, *args: Value, **k
         return NONE
     options = k.keys() - {"exc_info", "stack_info", "extra"}
     if state == "other" or options or any(k[n] not in (NONE, FALSE) for n in k):
-        raise Break("unknown-call", "logging with handlers or options of the program's own")
+        raise Break("side-effect", "logging with handlers or options of the program's own")
     assert tx.frame is not None
     at = tx.frame.place()[0]
     where = constant((at.filename, at.lineno, at.name))
@@ -165,7 +165,7 @@ def _copied(tx: Tracer, value: Value) -> Value:
     try:
         return value if isinstance(value, HOLES) else tx.literal(value.data(tx))
     except NotConstant:
-        raise Break("unknown-call", f"logging of {value.describe()}") from None
+        raise Break("side-effect", f"logging of {value.describe()}") from None
 
 
 def _log_now(logger: logging.Logger, level: int, where: Any, text: Any, *args: Any) -> None:
@@ -230,7 +230,7 @@ def _warn(
     if isinstance(message, ExceptionValue):
         kind = message.python_type()
     if not isinstance(kind, type) or not issubclass(kind, Warning) or source is not NONE:
-        raise Break("unknown-call", "a warning of no class of warnings, or with a source")
+        raise Break("side-effect", "a warning of no class of warnings, or with a source")
     text = None if isinstance(message, HOLES) else text_of(tx, message, str)
     frame, above = tx.frame, stacklevel.as_constant() - 1
     while frame is not None and above > 0:
@@ -238,7 +238,7 @@ def _warn(
         frame = frame.parent
     above += frame is None
     if above < 0 or (above and original(tx.frames[0].decoded) is not tx.frames[0].decoded):
-        raise Break("unknown-call", "a warning about the caller of a part of a function")
+        raise Break("side-effect", "a warning about the caller of a part of a function")
     place: Any = (above,)
     about: Any = (text, kind, None, 0)
     if frame is not None:
@@ -252,7 +252,7 @@ def _warn(
     shown = _is_only_shown(*about)
     tx.guard(CallSource(_is_only_shown, tuple(map(ConstSource, about))), "CONST", shown)
     if not shown:
-        raise Break("unknown-call", "a warning that raises, or that a hook gets")
+        raise Break("side-effect", "a warning that raises, or that a hook gets")
     tx.calls.written.add(recorder)
     tx.calls.add(_warn_now, message, *map(constant, (kind, *place)))
     return NONE
@@ -283,7 +283,7 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
     plain = recorder.source is not None or isinstance(recorder, MethodOf)
     plain = plain and not tx.effects.touches(sys, _WARNINGS.onceregistry)
     if text is None or len(place) == 1 or not plain or not is_plain_stream(sys.stderr):
-        raise Break("unknown-call", "a warning with an unknown text, or in changed circumstances")
+        raise Break("side-effect", "a warning with an unknown text, or in changed circumstances")
     filters = [one.as_constant() for one in library.tp_getattro(tx, "filters").unpack(tx)]
     action = _action(filters, *about)
     made = message
@@ -294,7 +294,7 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
     if action == "ignore":
         return NONE
     if action != "always":
-        raise Break("unknown-call", "a warning that may have been given before")
+        raise Break("side-effect", "a warning that may have been given before")
     parts = [made, *map(tx.const_object, (kind, place[0], line))]
     given = tx.const_object(warnings.WarningMessage).tp_call(tx, parts, {})
     if isinstance(recorder, MethodOf):

@@ -20,7 +20,7 @@ from weft_guards.sources import CallSource, ConstSource
 from weft_capture.breaks import Break
 from weft_capture.bytecode import decode
 from weft_capture.functions.classes import ClassValue
-from weft_capture.functions.table import rule
+from weft_capture.functions.table import decline, rule
 from weft_capture.model.constant import (
     FALSE,
     MADE,
@@ -86,7 +86,7 @@ def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
 @rule(setattr)
 def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
     if isinstance(name, Varying) and not tx.fullgraph:  # there each name is a graph
-        raise Break("unsupported-value", "setattr of a name that varies")
+        raise Break("symbolic-number", "setattr of a name that varies")
     value.tp_setattro(tx, _name_for(tx, setattr, name), item)
 
 
@@ -125,7 +125,7 @@ def _get(tx: Tracer, self: GlobalsValue, key: Value, default: Value = NONE) -> V
 def _has(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
     if key.as_constant() in self.function.globals:
         return constant(True)
-    raise Break("unsupported-value", "a name that is not among the globals")
+    raise Break("namespace-dict", "a name that is not among the globals")
 
 
 @method(GlobalsValue, "__setitem__")
@@ -137,7 +137,7 @@ def _variables(tx: Tracer) -> dict[str, Value]:
     frame = tx.frame
     assert frame is not None
     if not frame.decoded.flags & inspect.CO_OPTIMIZED:
-        raise Break("unknown-call", "locals() in the body of a class")
+        raise Break("namespace-dict", "locals() in the body of a class")
     found: dict[str, Value] = {}
     names = [*frame.decoded.varnames, *frame.decoded.cellvars, *frame.decoded.freevars]
     for name in dict.fromkeys([*names, *frame.locals]):
@@ -150,7 +150,7 @@ def _variables(tx: Tracer) -> dict[str, Value]:
 
 def _run_as_it_is(tx: Tracer, what: str) -> NoReturn:
     """Break so that the interpreter runs the frame, in one piece."""
-    error = Break("unknown-call", what)
+    error = Break("frame-access", what)
     error.eager_frame = tx.frame
     raise error
 
@@ -182,7 +182,7 @@ def _code(tx: Tracer, *args: Any, flags: int = 0, inherits: bool = True) -> type
     flags |= tx.frame.decoded.flags & _INHERITED if inherits else 0
     code = real_call(tx, functools.partial(compile, *args), flags=flags, dont_inherit=True)
     if not isinstance(code, types.CodeType):
-        raise Break("unknown-call", "compile to a syntax tree")
+        raise Break("dynamic-code", "compile to a syntax tree")
     return code
 
 
@@ -192,7 +192,7 @@ def _compile(
     dont_inherit: Value = FALSE, *more: Value, **others: Value,
 ) -> Value:  # fmt: skip
     if more or others:
-        raise Break("unknown-call", "compile with further arguments")
+        raise Break("dynamic-code", "compile with further arguments")
     args = [one.as_constant() for one in (source, filename, mode)]
     inherits = not dont_inherit.nb_bool(tx)
     return constant(_code(tx, *args, flags=flags.as_constant(), inherits=inherits))
@@ -225,7 +225,7 @@ _SEES_NAMES = frozenset(("globals", "locals", "vars", "dir", "eval", "exec", "_g
 def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more: Kwargs) -> Value:
     """Trace code in the variables of the frame, or in those of one dict."""
     if more or len(given) > 2:
-        raise Break("unknown-call", f"{mode} with further arguments")
+        raise Break("dynamic-code", f"{mode} with further arguments")
     names, local_names = (*map(tx.force, given), NONE, NONE)[:2]
     frame, code = tx.frame, source.as_constant()
     assert frame is not None
@@ -234,23 +234,23 @@ def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more:
     suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     plain = isinstance(code, types.CodeType) and not code.co_flags & suspends
     if not plain or code.co_freevars:
-        raise Break("unknown-call", f"{mode} of no text or code")
+        raise Break("dynamic-code", f"{mode} of no text or code")
     ops = {one.opname for one in decode(code).instrs}
     if names is NONE and local_names is NONE:
         if not ops.isdisjoint(("STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS")):
             _ask_once(tx)
-            raise Break("unknown-call", f"{mode} that makes variables")
+            raise Break("dynamic-code", f"{mode} that makes variables")
         global_dict, variables = frame.function.globals, _variables(tx)
     else:
         alone = not any(isinstance(one, types.CodeType) for one in code.co_consts)
         alone = alone and _SEES_NAMES.isdisjoint(code.co_names) and "SETUP_ANNOTATIONS" not in ops
         alone = alone and not any(op.endswith("_GLOBAL") for op in ops)
         if type(names) is not DictValue or names.cls is not dict or not alone:
-            raise Break("unknown-call", f"{mode} of functions, or in other names than one dict's")
+            raise Break("dynamic-code", f"{mode} of functions, or in other names than one dict's")
         global_dict, variables = {"__builtins__": vars(builtins)}, _Names(tx, names)
         key, known = constant("__builtins__"), tx.const_object(vars(builtins))
         if local_names not in (NONE, names) or names.get(tx, key) not in (None, known):
-            raise Break("unknown-call", f"{mode} with locals or builtins of its own")
+            raise Break("dynamic-code", f"{mode} with locals or builtins of its own")
         names.mp_ass_subscript(tx, key, known)
     made = types.FunctionType(code, global_dict)
     result = tx.run_code(function_value(tx, made, ConstSource(made)), variables)
@@ -274,7 +274,7 @@ def _dir(tx: Tracer, value: Value | None = None) -> Value:
     if isinstance(value, ClassValue | ModuleObject | Constant):
         return fold(tx, dir, [value], {})
     if not isinstance(value, UserObject) or value.has_special("__dir__"):
-        raise Break("unknown-call", f"dir of {value.describe()}")
+        raise Break("namespace-dict", f"dir of {value.describe()}")
     own = {name for name, item in value.attrs.items() if item is not DELETED}
     own |= set(getattr(value.obj, "__dict__", ()))
     if value.obj is not None and value.source is not None:
@@ -303,7 +303,7 @@ class RuntimeNumber(Value):
         other = args[0] if args else None
         if name in ("__eq__", "__ne__") and isinstance(other, RuntimeNumber):
             return constant(self.same_object(other) == (name == "__eq__"))
-        raise Break("unsupported-value", f"arithmetic on {self.function.__name__}()")
+        raise Break("object-identity", f"arithmetic on {self.function.__name__}()")
 
     def nb_bool(self, tx: Tracer) -> bool:
         return True
@@ -315,7 +315,7 @@ class RuntimeNumber(Value):
 @rule(id)
 def _id(tx: Tracer, value: Value) -> Value:
     if isinstance(value, Constant):
-        raise Break("unsupported-value", f"id of {value.describe()}")
+        raise Break("object-identity", f"id of {value.describe()}")
     return RuntimeNumber(id, [value])
 
 
@@ -340,7 +340,7 @@ def _hash(tx: Tracer, value: Value) -> Value:
             tx.raise_(TypeError, "__hash__ method should return an integer")
         return fold(tx, hash, [number], {})
     if issubclass(value.python_type(), weakref.ref):
-        raise Break("unknown-call", "hash of a weak reference, whose object may be dead")
+        raise Break("weak-reference", "hash of a weak reference, whose object may be dead")
     base = value.base if isinstance(value, UserObject) else None
     if base is not None and base.python_type() not in (float, complex):  # NaN has its address
         return _hash(tx, base)
@@ -348,7 +348,7 @@ def _hash(tx: Tracer, value: Value) -> Value:
         if getattr(value.python_type(), "__hash__", None) is None:
             tx.raise_(TypeError, unhashable(value.python_type()))
         if value.python_type() in MADE:
-            raise Break("unsupported-value", "the hash of an object whose class may still change")
+            raise Break("class-definition", "the hash of an object whose class may still change")
         return RuntimeNumber(hash, [value])
     if type(value) is TupleValue and not value.is_constant():
         parts = [_hash(tx, tx.force(part)) for part in value.items]
@@ -395,6 +395,10 @@ def _bind(tx: Tracer, self: Value, instance: Value, owner: Value = NONE) -> Valu
 @method(BoundMethod, "__get__")
 def _bind_again(tx: Tracer, self: Value, *others: Value) -> Value:
     return self
+
+
+for _name in ("_getframe", "gettrace", "settrace", "getprofile", "setprofile"):
+    decline("frame-access", f"sys.{_name}", getattr(sys, _name))
 
 
 @rule(gc.get_objects, gc.get_referrers)

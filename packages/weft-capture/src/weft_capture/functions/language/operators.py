@@ -184,7 +184,7 @@ def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value 
 def _merge(tx: Tracer, left: DictValue, right: DictValue, inplace: bool) -> Value:
     left, right = (getattr(one, "inner", one) for one in (left, right))
     if left.cls is not right.cls and not inplace:
-        raise Break("unsupported-value", "a union of dicts of different classes")
+        raise Break("unsupported-arguments", "a union of dicts of different classes")
     target = left if inplace else left.copy()
     if inplace:
         tx.mutate(left)
@@ -238,7 +238,7 @@ def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     if result is None:
         sides = {"+": (left,), "*": (left, right)}.get(plain, ())
         if any(map(_is_sequence, sides)):
-            raise Break("unsupported-value", f"{symbol} of sequences, whose errors differ")
+            raise Break("builtin-error", f"{symbol} of sequences, whose errors differ")
         names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
         symbol = "** or pow()" if symbol == "**" else symbol
         tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
@@ -346,7 +346,7 @@ def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> V
             return compare(tx, symbol, *plain)
         except Raised as raised:
             if issubclass(raised.value.python_type(), TypeError):  # it names the classes
-                raise Break("unsupported-value", f"an error of {symbol}") from None
+                raise Break("builtin-error", f"an error of {symbol}") from None
             raise
     if symbol in ("==", "!="):
         return constant(one_object(tx, left, right) == (symbol == "=="))
@@ -387,7 +387,7 @@ def _compare_real(tx: Tracer, function: Any, left: Any, right: Any) -> Value:
     made = [_with_proxies(tx, side) for side in (left, right)]
     result = real_call(tx, function, *made)
     if sizes != [len(side.unpack(tx)) for side in (left, right)]:
-        raise Break("unsupported-value", "a container that changes while it is compared")
+        raise Break("container-mutation", "a container that changes while it is compared")
     return tx.literal(result)
 
 
@@ -427,7 +427,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
         items = stepped(tx, container)
     except Raised as raised:
         if issubclass(raised.value.python_type(), TypeError):  # (CPython: _PySequence_IterSearch)
-            raise Break("unsupported-value", "in on what is not iterable") from None
+            raise Break("builtin-error", "in on what is not iterable") from None
         raise
     return constant(any(equal(tx, item, each) for each in items))
 

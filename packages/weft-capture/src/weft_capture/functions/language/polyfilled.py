@@ -88,7 +88,7 @@ def polyfill(original: Any, version: Any) -> None:
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         given = list(args)
         if name == "reduce" and len(given) > 3:
-            raise Break("unknown-call", "arguments of reduce")
+            raise Break("builtin-error", "arguments of reduce")
         if name != "reduce" or (given[1:] and lookup(given[1].python_type(), "__iter__")):
             given[places] = [iterated(tx, arg) for arg in given[places]]
         try:
@@ -97,7 +97,7 @@ def polyfill(original: Any, version: Any) -> None:
             kinds = (TypeError, ValueError) if isinstance(original, type) else own
             stated = getattr(raised.value, "stated_in", None) is not None
             if stated or issubclass(raised.value.python_type(), kinds):
-                raise Break("unknown-call", f"an error of {name}") from None
+                raise Break("builtin-error", f"an error of {name}") from None
             raise
         if isinstance(result, GeneratorValue) and isinstance(kind, type):
             result.cls, result.made_by = kind, original
@@ -146,7 +146,7 @@ class GetterValue(Value):
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if len(args) != 1 or kwargs:
-            raise Break("unknown-call", f"arguments of what {self.cls.__name__} makes")
+            raise Break("builtin-error", f"arguments of what {self.cls.__name__} makes")
         return self.function.tp_call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
@@ -161,7 +161,7 @@ def _getter(factory: Any, version: Any) -> None:
         try:
             function = tx.const_object(version).tp_call(tx, list(args), kwargs)
         except Raised:
-            raise Break("unknown-call", f"such arguments of {factory.__name__}") from None
+            raise Break("builtin-error", f"such arguments of {factory.__name__}") from None
         return GetterValue(cls, factory, function, list(args), kwargs)
 
 

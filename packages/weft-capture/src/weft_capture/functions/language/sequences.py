@@ -173,7 +173,7 @@ def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
     real = _key(tx, key)
     new = listed(tx, item) if isinstance(real, slice) else item
     if isinstance(self, DequeValue) and (self.source or isinstance(real, slice)):
-        raise Break("unsupported-method", "assigning to items of a deque")
+        raise Break("container-mutation", "assigning to items of a deque")
     tx.mutate(self)
     real_call(tx, operator.setitem, self.items, real, new)
 
@@ -184,7 +184,7 @@ def _compared(tx: Tracer, self: Any, name: str, item: Value, *more: Any) -> tupl
     real = self.build(functools.partial(Proxy, tx))
     result = real_call(tx, getattr(real, name), Proxy(tx, item), *more)
     if before != list(self.items):
-        raise Break("unsupported-value", "a container that changes while it is compared")
+        raise Break("container-mutation", "a container that changes while it is compared")
     return real, result
 
 
@@ -212,7 +212,7 @@ def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FA
         sort_proxies(tx, real, key, reverse)
     finally:  # an error leaves it half sorted
         if self.epoch != -1:
-            raise Break("unsupported-value", "a list that changes while it is sorted")
+            raise Break("container-mutation", "a list that changes while it is sorted")
         self.epoch = epoch
         self.items[:] = [one.value for one in real]
 

@@ -76,7 +76,7 @@ PURE.update((operator.index, sys.intern, os.fspath))
 def _clear_frames(tx: Tracer, where: Value) -> None:
     """Frames that were inlined are gone when they end: nothing holds their variables."""
     if where is not TRACEBACK:
-        raise Break("unknown-call", "clear_frames of a traceback from outside")
+        raise Break("exception-state", "clear_frames of a traceback from outside")
 
 
 @rule_of_each(inspect.signature, inspect.getfullargspec)
@@ -84,7 +84,7 @@ def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
     """What it is made of can be assigned: guarded, but for what is the library's."""
     function = of.function if isinstance(of, BoundMethod) else of
     if function in tx.effects.changed:
-        raise Break("unsupported-value", "the signature of a function that was just changed")
+        raise Break("pending-mutation", "the signature of a function that was just changed")
     obj, source = getattr(function, "obj", None), getattr(function, "source", None)
     if isinstance(obj, type):
         found = [attributes.lookup(obj, name) for name in ("__init__", "__new__", "__signature__")]
@@ -119,9 +119,9 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
         args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
         function = function.function
     elif issubclass(function.python_type(), functools.partial):
-        raise Break("unknown-call", "a partial of an object of a subclass of partial")
+        raise Break("object-creation", "a partial of an object of a subclass of partial")
     elif not tx.builtin(callable, function).nb_bool(tx):
-        raise Break("unknown-call", "a partial of what cannot be called")
+        raise Break("builtin-error", "a partial of what cannot be called")
     return PartialValue(function, list(args), kwargs)
 
 
@@ -134,7 +134,7 @@ def _dispatch(
         return None
     cache = inspect.getclosurevars(function.obj).nonlocals["dispatch_cache"]
     if type(cache) is not weakref.WeakKeyDictionary:
-        raise Break("unknown-call", "dispatch through another cache than the library's")
+        raise Break("unsupported-arguments", "dispatch through another cache than the library's")
     owner = function.source or ConstSource(function.obj)
     return tx.wrap(function.obj(cls), CallSource(operator.call, (owner, ConstSource(cls))))
 
@@ -221,7 +221,7 @@ def _repeat(tx: Tracer, object: Value, times: Value | None = None) -> Value:
 def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) -> Value:  # noqa: B008
     first, stride = start.as_constant(), step.as_constant()
     if type(first) is not int or type(stride) is not int:
-        raise Break("unsupported-value", "itertools.count over other numbers than ints")
+        raise Break("unsupported-arguments", "itertools.count over other numbers than ints")
     return CombinedIterator(
         itertools.count, [], (), lambda position: [first + stride * position, stride]
     )
@@ -307,10 +307,10 @@ def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
     running = asyncio._get_running_loop()
     coroutine = main if isinstance(main, GeneratorValue) and main.kind == "coroutine" else None
     if coroutine is None or debug is not NONE or running is not None:
-        raise Break("unknown-call", "asyncio.run in a running loop, or with debug")
+        raise Break("async", "asyncio.run in a running loop, or with debug")
     tx.guard(CallSource(asyncio._get_running_loop, ()), "CONST", None)
     if coroutine.send(tx, NONE) is not None:
-        raise Break("unknown-call", "asyncio.run of a coroutine that waits for the event loop")
+        raise Break("async", "asyncio.run of a coroutine that waits for the event loop")
     if any(getattr(one, "kind", "") == ASYNC and one.started and one.frame for one in tx.watched):
-        raise Break("unknown-call", "asyncio.run that closes an asynchronous generator")
+        raise Break("async", "asyncio.run that closes an asynchronous generator")
     return coroutine.returned or NONE

@@ -66,7 +66,7 @@ def text_of(tx: Tracer, value: Value, function: Function) -> str:
     writer = next((w for kind, w in _WRITERS if isinstance(value, kind)), _plain_text)
     active: list[Value] = _state.__dict__.setdefault("active", [])
     if not active and _inside_real_text():
-        raise Break("unsupported-value", "text that is a part of the text of a real container")
+        raise Break("string-conversion", "text that is a part of the text of a real container")
     if any(one is value for one in active) and not isinstance(value, UserObject):
         if isinstance(value, DictValue) and value.cls is collections.defaultdict:
             return f"defaultdict({text_of(tx, value.default_factory, repr)}, {{...}})"
@@ -83,9 +83,9 @@ def _plain_text(tx: Tracer, value: Value, function: Function) -> str:
     try:
         real = value.data(tx)
     except NotConstant:
-        raise Break("unsupported-value", f"text of {value.describe()}") from None
+        raise Break("string-conversion", f"text of {value.describe()}") from None
     if tx.effects and tx.effects.touches(real):
-        raise Break("unsupported-value", f"text of {value.describe()}, which was just changed")
+        raise Break("pending-mutation", f"text of {value.describe()}, which was just changed")
     return function(real)
 
 
@@ -136,7 +136,7 @@ def _object_text(tx: Tracer, value: Any, function: Function) -> str:
         return str(own.as_constant())
     if value.base is not None and getattr(value.cls, _method(value.cls, function)) in _NAMELESS:
         return text_of(tx, value.base, function)
-    raise Break("unsupported-value", f"the text of a {value.describe()}, which may hold an address")
+    raise Break("string-conversion", f"the text of a {value.describe()}, which may hold an address")
 
 
 _NAMELESS = {t.__repr__ for t in (int, float, complex, str, bytes, list, tuple, dict)}
@@ -182,7 +182,7 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     parts = [right] if items is None else items.unpack(tx)
     if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in parts):
         if "c" in (place[-1] for place in _PLACES.findall(text)):
-            raise Break("unsupported-value", "%c of a number that varies, which may fail")
+            raise Break("symbolic-number", "%c of a number that varies, which may fail")
         shows_objects = _OBJECTS.search(text) is not None
         return _with_holes(tx, _interpolated, [constant(text)], parts, not shows_objects)
     if items is not None:
@@ -204,7 +204,7 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
     words = {name: shown(tx, value) for name, value in kwargs.items()}
     pairs = zip((*args, *kwargs.values()), (*real, *words.values()), strict=True)
     if _PARTS.search(text) and any(type(one) is not arg.python_type() for arg, one in pairs):
-        raise Break("unsupported-value", "attributes or items in the fields of a format")
+        raise Break("string-conversion", "attributes or items in the fields of a format")
     return constant(real_call(tx, text.format, *real, **words))
 
 
@@ -239,7 +239,7 @@ def _with_holes(
     try:
         function(*(part.as_constant() for part in head), *map(_example, parts))
     except Exception as error:
-        raise Break("op-failed", str(error)) from None
+        raise Break("builtin-error", str(error)) from None
     tensors = [part for part in parts if isinstance(part, TensorValue)]
     return TextValue(
         tx, function, [*head, *parts], number=numbers and all(map(_is_number, tensors))
@@ -296,7 +296,7 @@ def _text_with_hole(tx: Tracer, value: Value, spec: Value) -> Value:
     try:
         format(_example(value), spec.as_constant())
     except (TypeError, ValueError) as error:
-        raise Break("op-failed", str(error)) from None
+        raise Break("builtin-error", str(error)) from None
     number = isinstance(value, TensorValue) and _is_number(value)
     return TextValue(tx, format, [value, spec], number=number)
 

@@ -36,12 +36,12 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
                 return TRUE
     if not known and isinstance(value, UserObject) and kind is torch.TypedStorage:
         if any(type(one) is type(torch.FloatStorage) for one in wanted):
-            raise Break("unsupported-value", "the dtype of a storage")
+            raise Break("unsupported-tensor", "the dtype of a storage")
     typed = tuple(one for one in wanted if type(one) is _TYPED)
     if typed and not known and issubclass(kind, torch.Tensor):
         plain = value.base if isinstance(value, UserObject) else value
         if not isinstance(plain, TensorValue):
-            raise Break("unsupported-value", "what a tensor that is not in the graph holds")
+            raise Break("unsupported-tensor", "what a tensor that is not in the graph holds")
         known = isinstance(plain.fake, typed)
     return constant(known)
 
@@ -85,7 +85,7 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     try:
         known = classes.as_constant()
     except NotConstant:
-        raise Break("unsupported-value", f"isinstance with {classes.describe()}") from None
+        raise Break("constant-required", f"isinstance with {classes.describe()}") from None
     union = type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
     found = getattr(known, "__args__", known) if union else (known,)
     names = ("__instancecheck__", "__subclasscheck__")
@@ -94,7 +94,7 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
     look |= not all(isinstance(one, type) for one in found)
     if look or any(hook is not None and is_user_code(hook) for hook in hooks):
-        raise Break("unsupported-value", "a class that says itself what its instances are")
+        raise Break("special-method", "a class that says itself what its instances are")
     return tuple(found)
 
 
@@ -121,7 +121,7 @@ def converted(tx: Tracer, obj: UserObject, name: str, wanted: type = int) -> Val
     """
     made = obj.call_method(tx, name, [], {})
     if made.python_type() is not (int if name == "__index__" else wanted):
-        raise Break("unsupported-value", f"{name} that gives a {made.python_type().__name__}")
+        raise Break("builtin-error", f"{name} that gives a {made.python_type().__name__}")
     if wanted is float and name == "__index__":
         return tx.const_object(float).tp_call(tx, [made], {})
     return made

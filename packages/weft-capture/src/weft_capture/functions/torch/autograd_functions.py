@@ -32,7 +32,7 @@ _NO_SETUP = autograd_function._SingleLevelFunction.setup_context
 def _apply(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     assert isinstance(cls, ClassValue)
     if kwargs:
-        raise Break("unknown-call", f"{cls.obj.__name__}.apply with keyword arguments")
+        raise Break("unsupported-arguments", f"{cls.obj.__name__}.apply with keyword arguments")
     given = [tx.force(arg) for arg in args]
     _rehearse(tx, cls, given)
     return tx.graph.emit("call_function", _node_target(cls.obj), given, {})

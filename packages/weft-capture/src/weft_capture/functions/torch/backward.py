@@ -63,7 +63,7 @@ def _backward(
 
 
 def _refused(why: str) -> Break:
-    return Break("unknown-call", f"a backward pass inside the captured program {why}")
+    return Break("inner-backward", f"a backward pass inside the captured program {why}")
 
 
 def _tensors(tx: Tracer, given: Value) -> list[Any]:
@@ -176,7 +176,7 @@ def _gradients(
                 allow_unused=True,
             )  # fmt: skip
     except RuntimeError as error:
-        raise Break("op-failed", f"backward: {str(error)[:300]}") from error
+        raise Break("operator-error", f"backward: {str(error)[:300]}") from error
     for grad in found:
         if grad is not None and grad.layout is not torch.strided:
             raise _refused("with sparse gradients")

@@ -22,7 +22,7 @@ from weft_capture.tensors.tensor import SymValue, TensorValue, is_data
 
 # By name where torch.distributed, once loaded, puts a wrapper in the function's place.
 _RANDOM_STATE = (torch.seed, torch.get_rng_state, torch.set_rng_state)
-_REAL = (torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
+_VALUES = (torch.equal, torch.allclose, torch.is_nonzero)
 # Functionalisation takes these for copies, too.
 _UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_with_sizes)
 
@@ -39,8 +39,10 @@ def _is_traced(tx: Tracer) -> Value:
 # Declined: what cannot be known while capturing.
 
 
-decline("a function that needs real tensors or the generator's state", *_RANDOM_STATE, *_REAL)
-decline("a view that autograd takes for a copy", *_UNKNOWN_VIEWS)
+decline("random-state", "the state of the generator", *_RANDOM_STATE)
+decline("data-dependent-value", "a comparison of whole tensors", *_VALUES)
+decline("side-effect", "a file of tensors", torch.load, torch.save)
+decline("autograd-state", "a view that autograd takes for a copy", *_UNKNOWN_VIEWS)
 
 
 @rule(torch.Size)
@@ -159,7 +161,7 @@ def _legacy(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
         return tx.call_builtin(torch.tensor, list(args), how)
     if plain and all(arg.python_type() is int for arg in args):
         return tx.call_builtin(torch.empty, list(args) or [constant(0)], how)
-    raise Break("unknown-call", f"making a {kind.__qualname__}")
+    raise Break("object-creation", f"making a {kind.__qualname__}")
 
 
 def _is_data(value: Value) -> bool:

@@ -63,7 +63,7 @@ class _Branch:
         """
         kinds = [_kind(leaf) for leaf in leaves]
         if spec != self.spec or kinds != [_kind(leaf) for leaf in self.leaves]:
-            raise Break("unsupported-value", f"results of {self.name} that differ in structure")
+            raise Break("higher-order-op", f"results of {self.name} that differ in structure")
 
 
 def _kind(value: Value) -> object:
@@ -81,7 +81,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
     """
     graph = tx.graph
     if tx.transforms or graph.has_wrappers or (graph.shape_env is not None and graph.reads_data()):
-        raise Break("unknown-call", f"{name} in such a graph")
+        raise Break("higher-order-op", f"{name} in such a graph")
     old = list(graph.tensors())
     versions, written = [version_of(value.fake) for value in old], graph.writes()
     with apart(tx, name) as made, engine.kept_inside(tx):
@@ -92,14 +92,14 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
             if isinstance(leaf, SymValue) or (
                 not isinstance(leaf, TensorValue) and not leaf.is_constant()
             ):
-                raise Break("unsupported-value", f"{leaf.describe()} as a result of {name}")
+                raise Break("higher-order-op", f"{leaf.describe()} as a result of {name}")
             if isinstance(leaf, TensorValue):
                 others = [v for v in graph.tensors() if id(v) not in inside or v.source]
                 others += leaves[:index]
                 if any(_shares(leaf, other) for other in others):
                     leaves[index] = leaf.call_method(tx, "clone", [], {})
     if versions != [version_of(value.fake) for value in old] or graph.writes() != written:
-        raise Break("unsupported-value", f"{name} writes to a tensor from outside")
+        raise Break("higher-order-op", f"{name} writes to a tensor from outside")
     return _Branch(name, made, leaves, spec)
 
 
@@ -150,7 +150,7 @@ def _cond(
     if not isinstance(pred, TensorValue):
         return (true_fn if pred.nb_bool(tx) else false_fn).tp_call(tx, args, {})
     if pred.fake.numel() != 1 or pred.fake.dtype is not torch.bool:
-        raise Break("unknown-call", "torch.cond with a condition that is not one bool")
+        raise Break("higher-order-op", "torch.cond with a condition that is not one bool")
     taken = _run(tx, "the true branch of torch.cond", true_fn, args)
     other = _run(tx, "the false branch of torch.cond", false_fn, args)
     other.check_like(taken.leaves, taken.spec)
@@ -171,9 +171,9 @@ def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Valu
         values = body_fn.tp_call(tx, values, {}).unpack(tx)
     leaves, spec = pytree.tree_flatten(real_tree(tx, TupleValue(values), None))
     if not all(isinstance(leaf, TensorValue) for leaf in leaves):
-        raise Break("unsupported-value", "torch.while_loop over numbers, on a tensor's condition")
+        raise Break("higher-order-op", "torch.while_loop over numbers, on a tensor's condition")
     if going_on.fake.numel() != 1 or going_on.fake.dtype is not torch.bool:
-        raise Break("unknown-call", "torch.while_loop with a condition that is not one bool")
+        raise Break("higher-order-op", "torch.while_loop with a condition that is not one bool")
     leaves = [leaf.call_method(tx, "clone", [], {}) for leaf in leaves]
     args = [tree_value(tx, tree) for tree in pytree.tree_unflatten(leaves, spec)]
     asked = _run(tx, "the condition of torch.while_loop", cond_fn, args)

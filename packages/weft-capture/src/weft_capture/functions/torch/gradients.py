@@ -43,13 +43,13 @@ def _leaf(tx: Tracer, self: TensorValue) -> Value:
 def _grad_fn(tx: Tracer, self: TensorValue) -> Value:
     if _is_leaf(tx, self):
         return NONE
-    raise Break("unsupported-value", "the grad_fn of a tensor")
+    raise Break("autograd-state", "the grad_fn of a tensor")
 
 
 @tensor_attribute("grad")
 def _grad(tx: Tracer, self: TensorValue) -> Value:
     if not _is_leaf(tx, self):
-        raise Break("unsupported-value", "the gradient of a tensor that is no leaf")
+        raise Break("autograd-state", "the gradient of a tensor that is no leaf")
     if self.source is None or self.real is None:
         return NONE
     return tx.wrap(self.real.grad, AttrSource(self.source, "grad"))
@@ -61,7 +61,7 @@ def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> None:
     try:
         self.fake.grad = value.example()
     except (RuntimeError, TypeError) as error:
-        raise Break("op-failed", f"setting .grad: {str(error)[:200]}") from None
+        raise Break("operator-error", f"setting .grad: {str(error)[:200]}") from None
     finally:
         self.fake.grad = None
     self.store(tx, "grad", value)
@@ -89,7 +89,7 @@ def _change_leaf(tx: Tracer, leaf: TensorValue, wanted: bool) -> None:
     plain = type(leaf) is TensorValue and leaf.owner is None
     plain &= not (tx.transforms or tx.overrides.modes)
     if entry is None or not plain or leaf.fake.is_inference() or not _is_leaf(tx, leaf):
-        raise Break("unsupported-value", "changing requires_grad of an existing tensor")
+        raise Break("autograd-state", "changing requires_grad of an existing tensor")
     tx.process_bound = "requires_grad that the program changes"
     if leaf.node.users and not wanted:
         tx.graph.replace(leaf, tx.graph.emit("call_method", "detach", [leaf], {}))
@@ -101,7 +101,7 @@ def _change_leaf(tx: Tracer, leaf: TensorValue, wanted: bool) -> None:
     try:
         leaf.fake.requires_grad_(wanted)
     except RuntimeError as error:
-        raise Break("op-failed", str(error)[:200]) from None
+        raise Break("operator-error", str(error)[:200]) from None
     tx.journal.on_rollback(lambda: leaf.fake.requires_grad_(not wanted))
     tx.journal.on_rollback(functools.partial(setattr, entry, "requires_grad", entry.requires_grad))
     entry.requires_grad = wanted
@@ -113,7 +113,7 @@ def _parameter(tx: Tracer, data: Value = NONE, requires_grad: Value = TRUE) -> V
     """Make a leaf of the graph; one that leaves it is made for real, in eager's order."""
     data = tx.builtin(torch.empty, constant(0)) if data is NONE else data
     if type(data) is not TensorValue or tx.transforms:
-        raise Break("unknown-call", "torch.nn.Parameter")
+        raise Break("autograd-state", "torch.nn.Parameter")
     made = data.call_method(tx, "detach", [], {})
     assert isinstance(made, TensorValue)
     made.cls = torch.nn.Parameter
@@ -126,7 +126,7 @@ def _detach(tx: Tracer, self: TensorValue) -> Value:
     if not self.fake.requires_grad:
         return self
     if self.source is not None:
-        raise Break("unsupported-value", "detaching an existing tensor from its history in place")
+        raise Break("autograd-state", "detaching an existing tensor from its history in place")
     return tx.graph.emit("call_method", "detach_", [self], {})
 
 
@@ -134,7 +134,7 @@ def _detach(tx: Tracer, self: TensorValue) -> Value:
 def _retain_grad(tx: Tracer, self: TensorValue) -> Value:
     if _is_leaf(tx, self) and self.fake.requires_grad:
         return NONE
-    raise Break("unsupported-method", "Tensor.retain_grad")
+    raise Break("autograd-state", "Tensor.retain_grad")
 
 
 @rule(torch.autograd.grad)
@@ -150,7 +150,7 @@ def _gradients(
     if FALSE is create_graph is is_grads_batched and not tx.transforms:
         engine.check(tx, "torch.autograd.grad")
     if tx.transforms:
-        raise Break("unknown-call", "torch.autograd.grad under vmap")
+        raise Break("function-transform", "torch.autograd.grad under vmap")
     if only_inputs is not TRUE:
         raise Break("warns", "torch.autograd.grad with only_inputs")
     lists: list[Value] = [
@@ -175,7 +175,7 @@ def _begins_here(tx: Tracer, entry: GraphInput) -> None:
         return
     assert isinstance(real, torch.Tensor)
     if not twin.is_leaf or real._backward_hooks is not None:
-        raise Break("unknown-call", "torch.autograd.grad past the inputs of the graph")
+        raise Break("inner-backward", "torch.autograd.grad past the inputs of the graph")
     tx.guard(AttrSource(entry.source, "is_leaf"), "CONST", True)
     tx.guard(AttrSource(entry.source, "_backward_hooks"), "NONE", None)
 
@@ -190,7 +190,7 @@ class HookHandle(MutableValue):
     cls = RemovableHandle
 
     def reconstruct(self, out: Output) -> None:
-        raise Break("unsupported-value", "the handle of a tensor hook leaves")
+        raise Break("autograd-state", "the handle of a tensor hook leaves")
 
 
 @method(TensorValue, "register_hook")
@@ -201,13 +201,13 @@ def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
     """
     hook = tx.force(hook)
     if self.source is not None or tx.transforms or not self.fake.requires_grad:
-        raise Break("unsupported-method", "Tensor.register_hook of a tensor from outside")
+        raise Break("autograd-state", "Tensor.register_hook of a tensor from outside")
     function = _hook_function(hook)
     with rehearsal(tx, "a tensor hook", [self]):
         grad = self.call_method(tx, "clone", [], {})
         changed = hook.tp_call(tx, [grad], {})
         if changed is not NONE and not isinstance(changed, TensorValue):
-            raise Break("unsupported-value", "the result of a tensor hook")
+            raise Break("autograd-state", "the result of a tensor hook")
 
     def register_hook(tensor: torch.Tensor) -> Any:
         return tensor.register_hook(function)
@@ -225,5 +225,5 @@ def _hook_function(hook: Value) -> Any:
     if isinstance(hook, FunctionValue) and hook.obj is not None:
         return hook.obj
     if not isinstance(hook, FunctionValue) or hook.cells or hook.defaults or hook.kwdefaults:
-        raise Break("unsupported-method", "Tensor.register_hook of a function with a state")
+        raise Break("autograd-state", "Tensor.register_hook of a function with a state")
     return types.FunctionType(hook.code, hook.globals, hook.name)

@@ -80,7 +80,7 @@ class OverridingTensor(UserObject):
         return found_by_identity(self, self.obj)
 
     def graph_arg(self) -> Any:
-        raise Break("unsupported-value", f"a {self.cls.__name__} deep inside of an argument")
+        raise Break("torch-function", f"a {self.cls.__name__} deep inside of an argument")
 
     def nb_bool(self, tx: Tracer) -> bool:
         raise Break("data-dependent-branch", "truth of a tensor")
@@ -94,7 +94,7 @@ class OverridingTensor(UserObject):
         if result is not None:
             return result
         if name in _OF_THE_OBJECT or (name == "is_leaf" and self.plain().fake.requires_grad):
-            raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
+            raise Break("torch-function", f"attribute {name} of a {self.cls.__name__}")
         return self.plain().tp_getattro(tx, name)
 
     def mp_subscript(self, tx: Tracer, key: Value) -> Value:
@@ -115,7 +115,7 @@ def retyped(tx: Tracer, kind: Any, tensor: Value, detached: bool = False) -> Val
     """
     base = _plain(tx, tensor)
     if not isinstance(base, TensorValue) or not (kind is torch.Tensor or has_handler(kind)):
-        raise Break("unknown-call", f"making a {kind.__qualname__}")
+        raise Break("tensor-subclass", f"making a {kind.__qualname__}")
     _check_no_finalizer(kind)
     alias = torch.ops.aten.detach.default if detached else torch.ops.aten.alias.default
     made = tx.graph.emit_plain("call_function", alias, [base], {})
@@ -124,7 +124,7 @@ def retyped(tx: Tracer, kind: Any, tensor: Value, detached: bool = False) -> Val
 
 def _check_no_finalizer(kind: Any) -> None:
     if attributes.lookup(kind, "__del__") is not None:
-        raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
+        raise Break("finalizer", f"making a {kind.__qualname__}, which has a __del__")
 
 
 def _is_overriding(value: Value, depth: int = 0) -> bool:
@@ -194,7 +194,7 @@ class Overrides(MutableValue):
     def open(self, level: int, stack: tuple[Value, ...]) -> None:
         """Begin a block with other handlers."""
         if not torch._C._is_torch_function_enabled():  # which of the levels is not guarded
-            raise Break("unknown-call", "a function mode where handlers are off for real")
+            raise Break("torch-function", "a function mode where handlers are off for real")
         self.tx.journal.touch(self)
         self.level, self.stack, self.opened = level, stack, (*self.opened, self.tx.steps.now)
 
@@ -205,7 +205,7 @@ class Overrides(MutableValue):
             Break: for one that did not begin in this capture.
         """
         if not self.opened or len(stack) < self.outer:
-            raise Break("unknown-call", "leaving a mode that was entered for real")
+            raise Break("context-manager", "leaving a mode that was entered for real")
         self.tx.journal.touch(self)
         self.level, self.stack, self.opened = level, stack, self.opened[:-1]
 
@@ -255,7 +255,7 @@ class Overrides(MutableValue):
             finally:
                 self.level = level
         if self.concern(args, kwargs) and _may_tell_handlers(function):
-            raise Break("unknown-call", f"{function} under handlers of the program")
+            raise Break("torch-function", f"{function} under handlers of the program")
         return plainly(args, kwargs)
 
     def _on_memory(
@@ -268,7 +268,7 @@ class Overrides(MutableValue):
         changed = [one for one in args if not any(one is other for other in given)]
         name = getattr(function, "__name__", "")
         if (changed and name in _OF_THE_OBJECT) or words.get("out") is not kwargs.get("out"):
-            raise Break("unsupported-method", f"{name} on the object of a tensor subclass")
+            raise Break("torch-function", f"{name} on the object of a tensor subclass")
         result = plainly(given, words)
         return (isinstance(result, TensorValue) and result.owner) or result
 
@@ -290,7 +290,7 @@ class Overrides(MutableValue):
 
         def value_of(obj: Any) -> Value:
             if isinstance(obj, torch.Tensor | _Listener) and id(obj) not in known:
-                raise Break("unsupported-value", "a tensor made on the way to a handler")
+                raise Break("torch-function", "a tensor made on the way to a handler")
             return known[id(obj)][1] if id(obj) in known else tx.literal(obj)
 
         trees = [real_tree(tx, arg, None) for arg in args]
@@ -304,13 +304,13 @@ class Overrides(MutableValue):
                 with listener:
                     result = function(*given, **words)
             except Exception as error:
-                raise Break("op-failed", str(error)[:300]) from None
+                raise Break("operator-error", str(error)[:300]) from None
         if not listener.calls:
             return None
         func, kinds, rest = listener.calls[0]
         silent = result is None and func.__name__ in _SILENT
         if len(listener.calls) != 1 or not (result is listener or silent):
-            raise Break("unsupported-method", f"handlers of functions inside of {function}")
+            raise Break("torch-function", f"handlers of functions inside of {function}")
         values = [tree_value(tx, pytree.tree_map(value_of, one)) for one in rest]
         return self.ask(tx.const_object(func), kinds, values)
 
@@ -325,16 +325,16 @@ class Overrides(MutableValue):
             finally:
                 self.stack = stack
             if _declined(result):
-                raise Break("op-failed", "a function mode that does not know a function")
+                raise Break("operator-error", "a function mode that does not know a function")
             return result
         for kind in kinds:
             found = attributes.lookup(kind, _HANDLER)
             if found is None or not isinstance(found[1], classmethod | staticmethod):
-                raise Break("unsupported-method", "a __torch_function__ that is no classmethod")
+                raise Break("torch-function", "a __torch_function__ that is no classmethod")
             result = tx.const_object(kind).tp_getattro(tx, _HANDLER).tp_call(tx, given, {})
             if not _declined(result):
                 return result
-        raise Break("op-failed", f"no handler for {func.describe()}")
+        raise Break("operator-error", f"no handler for {func.describe()}")
 
 
 def on_device(tx: Tracer, mode: Value, function: Any, kwargs: Kwargs) -> Kwargs:
@@ -351,7 +351,7 @@ def _example(value: Value) -> Any:
     if not isinstance(value, TensorValue | OverridingTensor):
         return value.hint + 0.0 if isinstance(value, SymFloatValue) else value.example()
     if isinstance(value, TensorValue) and type(value) is not TensorValue:
-        raise Break("unsupported-value", f"a {value.describe()} under handlers of the program")
+        raise Break("torch-function", f"a {value.describe()} under handlers of the program")
     fake, kind = value.example(), value.python_type()
     _check_no_finalizer(kind)
     return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(kind)

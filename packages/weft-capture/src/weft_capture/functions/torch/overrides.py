@@ -28,7 +28,7 @@ def _as_subclass(tx: Tracer, self: TensorValue, cls: Value) -> Value:
 @rule(torch.Tensor._make_subclass)
 def _make_subclass(tx: Tracer, cls: Value, data: Value, require_grad: Value = FALSE) -> Value:
     if require_grad.nb_bool(tx):
-        raise Break("unknown-call", "a new leaf of a tensor subclass")
+        raise Break("tensor-subclass", "a new leaf of a tensor subclass")
     return retyped(tx, cls.as_constant(), data, detached=True)
 
 
@@ -108,7 +108,7 @@ def _exit(tx: Tracer, self: HandlersOff, *error: Value) -> Value:
 @rule(torch._C._push_on_torch_function_stack)
 def _push(tx: Tracer, mode: Value) -> None:
     if not isinstance(mode, UserObject) or issubclass(mode.cls, DeviceContext):
-        raise Break("unknown-call", "entering a mode of torch")
+        raise Break("context-manager", "entering a mode of torch")
     tx.overrides.open(tx.overrides.level, (*tx.overrides.stack, mode))
 
 

@@ -35,7 +35,7 @@ def real_tree(tx: Tracer, value: Value, stop: Stop | None) -> Any:
     if isinstance(value, Container) and (named or kind in pytree.SUPPORTED_NODES):
         return value.build(lambda item: real_tree(tx, item, stop))
     if isinstance(value, UserObject) and value.cls in pytree.SUPPORTED_NODES:
-        raise Break("unsupported-value", f"a {value.cls.__name__} in a pytree")
+        raise Break("unsupported-arguments", f"a {value.cls.__name__} in a pytree")
     return value
 
 

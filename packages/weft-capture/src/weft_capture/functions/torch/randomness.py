@@ -48,14 +48,14 @@ def _draw(
         for items in (*real, *words.values()):
             kinds = {type(item) for item in items} if not isinstance(items, _KNOWN) else set()
             if len(kinds) > 1 or not kinds.issubset(_ITEMS):
-                raise Break("unknown-call", "a random choice among objects")
+                raise Break("random-state", "a random choice among objects")
     row = constant(name), tx.literal(real), tx.literal(words)
     try:
         hint = _draw_now(fresh(0), name, real, words)
     except Exception as error:
-        raise Break("unknown-call", f"random.{name}: {error}") from None
+        raise Break("random-state", f"random.{name}: {error}") from None
     if fresh is not random.Random and type(hint) not in (int, float, type(None)):
-        raise Break("unknown-call", "an array of random numbers")
+        raise Break("random-state", "an array of random numbers")
     return tx.made(tx.calls.add(_draw_now, owner, *row, early=True), hint)
 
 
@@ -70,7 +70,7 @@ def _draws(name: str, tx: Tracer, self: RandomValue, /, *args: Value, **kwargs: 
 @method(RandomValue, "shuffle")
 def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> None:
     if type(items) is not ListValue:
-        raise Break("unknown-call", "random.shuffle of what is no list")
+        raise Break("random-state", "random.shuffle of what is no list")
     shuffled = _draw(tx, self, "shuffle", [items], {})
     tx.mutate(items)
     items.items[:] = shuffled.unpack(tx)
@@ -122,7 +122,7 @@ if np is not None:
 def _generator(tx: Tracer, *seed: Value) -> Value:
     known = [one.as_constant() for one in seed]
     if not all(isinstance(one, int | float | str | bytes | None) for one in known):
-        raise Break("unknown-call", "random.Random")
+        raise Break("random-state", "random.Random")
     return RandomValue(tx.calls.add(random.Random, *seed, early=True))
 
 
@@ -135,7 +135,7 @@ def _unique(tx: Tracer) -> Value:
 def _manual_seed(tx: Tracer, seed: Value) -> Value:
     examples = [node.meta.get("example_value") for node in tx.graph.made_at if not node._erased]
     if seed.python_type() is not int or not all(isinstance(one, torch.SymInt) for one in examples):
-        raise Break("unknown-call", "torch.manual_seed behind operations")
+        raise Break("random-state", "torch.manual_seed behind operations")
     number = _before_graph(tx, seed) if isinstance(seed, SymValue) else seed
     return tx.made(tx.calls.add(torch.manual_seed, number, early=True), torch.default_generator)
 
@@ -147,7 +147,7 @@ _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 @rule_of_each(datetime.datetime.now, datetime.datetime.utcnow, datetime.date.today)
 def _clock(function: Any, tx: Tracer, *zone: Value) -> Value:
     if zone:
-        raise Break("unknown-call", "a clock of a time zone")
+        raise Break("unsupported-arguments", "a clock of a time zone")
     return tx.calls.read_clock(function)
 
 
@@ -155,7 +155,7 @@ def _clock(function: Any, tx: Tracer, *zone: Value) -> Value:
 def _sleep(tx: Tracer, seconds: Value) -> None:
     number = seconds.as_constant()
     if not isinstance(number, int | float) or not number >= 0:
-        raise Break("unknown-call", "time.sleep")
+        raise Break("unsupported-arguments", "time.sleep")
     tx.calls.add(time.sleep, seconds)
 
 
@@ -166,7 +166,7 @@ def _name_of(environment: Value, *texts: Value) -> Any:
     known = [text.as_constant() for text in texts]
     plain = all(type(text) is str and "\0" not in text and text for text in known)
     if not plain or "=" in known[0] or getattr(environment, "obj", None) is not os.environ:
-        raise Break("unknown-call", "an environment of the program's own")
+        raise Break("unsupported-arguments", "an environment of the program's own")
     return known[0]
 
 
@@ -191,4 +191,4 @@ def _set_variable(tx: Tracer, self: Value, name: Value, text: Value) -> None:
 
 
 _WHOLE = (os._Environ.__iter__, os._Environ.__len__, os._Environ.__delitem__, os._Environ.copy)
-decline("all environment variables", *_WHOLE)
+decline("unsupported-arguments", "all environment variables", *_WHOLE)

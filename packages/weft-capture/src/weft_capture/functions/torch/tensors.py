@@ -45,15 +45,15 @@ def _data(tx: Tracer, self: TensorValue) -> Value:
 def _set_data(tx: Tracer, self: TensorValue, value: Value) -> None:
     """Let the value stand for another tensor; one from outside is changed after the graph."""
     if not isinstance(value, TensorValue) or tx.transforms or value.fake.requires_grad:
-        raise Break("unsupported-value", "setting data of a tensor")
+        raise Break("tensor-storage", "setting data of a tensor")
     fakes = self.fake, value.fake
     layouts = [(fake.shape, fake.stride(), fake.dtype, fake.device) for fake in fakes]
     if layouts[0] != layouts[1]:
-        raise Break("unsupported-value", "setting data of another shape or dtype")
+        raise Break("tensor-storage", "setting data of another shape or dtype")
     if self.source is not None:
         self.store(tx, "data", value)
     elif self.fake.requires_grad:
-        raise Break("unsupported-value", "setting data of a tensor with a history")
+        raise Break("tensor-storage", "setting data of a tensor with a history")
     else:
         tx.graph.replace(self, value.tp_getattro(tx, "data"))
 
@@ -94,7 +94,7 @@ def _new(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
 def _fill_diagonal(tx: Tracer, self: TensorValue, fill_value: Value, wrap: Value = FALSE) -> Value:
     """Fill a view: the operator computes one from strides, which are others where it is traced."""
     if self.fake.dim() != 2 or wrap.nb_bool(tx) or tx.transforms:
-        raise Break("unsupported-method", "fill_diagonal_ of more than one diagonal")
+        raise Break("unsupported-arguments", "fill_diagonal_ of more than one diagonal")
     self.call_method(tx, "diagonal", [], {}).call_method(tx, "fill_", [fill_value], {})
     return self
 
@@ -106,7 +106,7 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
         raise Break("data-dependent-value", "a number out of a tensor in a function transform")
     count = self.fake.numel()
     if isinstance(count, int) and count != 1:
-        raise Break("op-failed", "item of a tensor with more than one element")
+        raise Break("operator-error", "item of a tensor with more than one element")
     if not self.fake.is_floating_point():
         known = numbers(self)
         if known is not None:

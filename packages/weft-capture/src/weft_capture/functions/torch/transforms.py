@@ -45,7 +45,7 @@ def _level(enter: Any, leave: Any, *names: str) -> None:
     @rule(enter, *_both(names[0]))
     def begin(tx: Tracer, *args: Value) -> Value:
         if tx.depth <= 1:
-            raise Break("unknown-call", "entering a functorch level in the captured frame itself")
+            raise Break("function-transform", "a functorch level that the captured frame itself enters")
         real = tuple(arg.as_constant() for arg in args)
         level = enter(*real)
         depth = len(tx.transforms)
@@ -163,7 +163,7 @@ class _NoDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Break("unknown-call", "torch.func.linearize of a function that draws")
+            raise Break("function-transform", "torch.func.linearize of a function that draws")
         return func(*args, **(kwargs or {}))
 
 
@@ -191,7 +191,7 @@ def _refuse() -> None:
     """Break."""
 
 
-decline("torch.func.linearize past its arguments, or at other tangents", _refuse)
+decline("function-transform", "torch.func.linearize at other arguments or tangents", _refuse)
 
 
 @rule(eager_transforms.linearize)
