@@ -1,9 +1,13 @@
-"""The code in the README and in the tutorials runs."""
+"""The code in the README and in the tutorials runs, and each example of a break breaks."""
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
+import torch
+import weft
+import weft_capture
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/tutorials/*.md"))]
@@ -18,8 +22,6 @@ def blocks(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    import torch
-
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "tutorial", "model": torch.nn.Linear(2, 2)}
     found = list(blocks(page))
@@ -29,6 +31,31 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), names)
         printed += check_printed(page, block, names)
     assert printed > 3 or "which prints\n\n```text" not in page.read_text()
+
+
+SECTIONS = dict(
+    re.findall(
+        r"^## (\S+)\n(.*?)(?=^#+ |\Z)", (ROOT / "docs" / "breaks.md").read_text(), re.M | re.S
+    )
+)
+
+
+def test_each_break_code_has_a_section():
+    assert list(SECTIONS) == list(weft_capture.REASONS)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("code", [code for code in SECTIONS if "```python" in SECTIONS[code]])
+def test_the_example_of_a_break_code_breaks(code, monkeypatch):
+    monkeypatch.setattr(weft, "compile", functools.partial(weft.compile, backend="eager"))
+    example = re.search(r"```python\n(.*?)```", SECTIONS[code], re.S)[1]
+    weft.reset()
+    before = weft.counters["graph_break"][code]
+    names = {"__name__": "example", "torch": torch, "weft": weft, "x": torch.ones(4)}
+    with weft.config.patch(instruction_limit=10_000):
+        exec(compile(example, code, "exec"), names)
+    lost = [record.code for frame in weft.report().frames for record in frame.lost]
+    assert code in lost or weft.counters["graph_break"][code] > before
 
 
 def check_printed(page, block, names):

@@ -240,7 +240,7 @@ def test_output_that_the_program_may_look_at_is_real():
         return x + 1
 
     breaks(own_stream, "side-effect")
-    breaks(read_back, "side-effect")
+    breaks(read_back, "c-function")
     breaks(in_try, "side-effect")
     breaks(effect_in_text, "special-method")
 

@@ -82,6 +82,7 @@ DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
 _TRIES = 100
 """How many steps to go back, one by one, to a state that can be rebuilt."""
 
+
 @dataclass(frozen=True)
 class Task:
     """One call of a function to capture and compile.

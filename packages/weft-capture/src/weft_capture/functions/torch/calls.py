@@ -41,7 +41,7 @@ def _is_traced(tx: Tracer) -> Value:
 
 decline("random-state", "the state of the generator", *_RANDOM_STATE)
 decline("data-dependent-value", "a comparison of whole tensors", *_VALUES)
-decline("side-effect", "a file of tensors", torch.load, torch.save)
+decline("side-effect", "a file", open, torch.load, torch.save)
 decline("autograd-state", "a view that autograd takes for a copy", *_UNKNOWN_VIEWS)
 
 

@@ -45,7 +45,7 @@ def _level(enter: Any, leave: Any, *names: str) -> None:
     @rule(enter, *_both(names[0]))
     def begin(tx: Tracer, *args: Value) -> Value:
         if tx.depth <= 1:
-            raise Break("function-transform", "a functorch level that the captured frame itself enters")
+            raise Break("function-transform", "a functorch level that the frame enters itself")
         real = tuple(arg.as_constant() for arg in args)
         level = enter(*real)
         depth = len(tx.transforms)
