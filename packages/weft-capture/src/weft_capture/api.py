@@ -126,16 +126,16 @@ class Capture:
             return None
         if self._loses(function, flat_args, resumed):
             return None
-        known = self.caches.get(code)
-        if known is not None and known.skip_reason is not None:
+        existing = self.caches.get(code)
+        if existing is not None and existing.skip_reason is not None:
             with lookup_under_modes():
-                return known.lookup(function, *flat_args)
+                return existing.lookup(function, *flat_args)
         with _lock, lookup_under_modes():
             cache = self._cache(code)
-            found = cache.lookup(function, *flat_args)
-            if found is not None:
+            compiled = cache.lookup(function, *flat_args)
+            if compiled is not None:
                 frame.set_lookup(code, cache.lookup, self)
-                return found
+                return compiled
             asked = resumed or cache.entries or (self.asked and self.asked() is code)
             if not asked and not has_tensor_work(function, flat_args):
                 return None
@@ -383,13 +383,13 @@ _known: _ByCode[list[tuple[object, Capture]]] = WeakIdKeyDictionary()
 def _shared(code: types.CodeType, request: object, make: Callable[[], Capture]) -> Capture:
     """Return what an equal request for a code object has got, or make it."""
     with _lock:
-        known = _known.setdefault(code, [])
-        found = next((state for before, state in known if before == request), None)
-        if found is not None:
-            found.add_user()
-        state = found or make()
-        known[:] = [pair for pair in known if pair[1] is not state][1 - _SHARED :]
-        known.append((request, state))
+        states = _known.setdefault(code, [])
+        shared = next((state for before, state in states if before == request), None)
+        if shared is not None:
+            shared.add_user()
+        state = shared or make()
+        states[:] = [pair for pair in states if pair[1] is not state][1 - _SHARED :]
+        states.append((request, state))
         return state
 
 
@@ -488,8 +488,8 @@ def report() -> Report:
         frames = copy.deepcopy(dict(collected))
         for state in list(_all):
             gather(list(state.logs.values()), frames)
-    known = {text for frame in frames.values() for text in frame.told}
-    return Report(tuple(frames.values()), tuple(text for text in notified if text not in known))
+    reported = {text for frame in frames.values() for text in frame.told}
+    return Report(tuple(frames.values()), tuple(text for text in notified if text not in reported))
 
 
 def reset() -> None:

@@ -163,24 +163,24 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
     if draft is None:
         return Converted(None, stopped=record)
 
-    keeps, made = config.settings.caching_precompile, list[Any]([(), []])
+    keeps, artifacts = config.settings.caching_precompile, list[Any]([(), []])
 
     def compile_graph(graph: GraphModule, inputs: list[GraphInput]) -> Any:
         _log_graph(graph)
-        made[:] = rows_of(graph) if keeps else (), inputs
+        artifacts[:] = rows_of(graph) if keeps else (), inputs
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count
         with _modes_restored():
-            compiled = do.backend(graph, [entry.given() for entry in inputs])
+            compiled = do.backend(graph, [entry.graph_example() for entry in inputs])
         if not callable(compiled):
-            kind = type(compiled).__name__
-            raise WeftError(f"a backend returns a callable; this one returned a {kind}")
+            type_name = type(compiled).__name__
+            raise WeftError(f"a backend returns a callable; this one returned a {type_name}")
         return compiled
 
     with _modes_restored(), _own_saved_tensors():
         code, graph = draft.finish(compile_graph)
     guards = [*tx.all_guards(), *class_guards(reads), *library_guards(tx.library)]
-    kept = to_bytes(tx, code, guards, made[0], made[1], record) if keeps else ""
+    kept = to_bytes(tx, code, guards, artifacts[0], artifacts[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)
 
 
@@ -189,11 +189,11 @@ def restore(
 ) -> Converted | None:
     """Return what `convert` made of a call like this in another process, compiled for this one."""
     with span("precompiled", function.__qualname__), _modes_restored(), _own_saved_tensors():
-        found = None if around.modes else kept.take(function, flat_args, backend)
-    if found is None:
+        restored = None if around.modes else kept.take(function, flat_args, backend)
+    if restored is None:
         return None
     counters["frames"]["precompiled"] += 1
-    return Converted(*found)
+    return Converted(*restored)
 
 
 def _drafted(
@@ -217,9 +217,9 @@ def _drafted(
             if do.fullgraph and not REASONS[stopped.error.code].expected:
                 raise _refused(report_break(stopped.error))
             endless = steps.no_tensor_yet and stopped.error.code == "too-long"
-            whole = stopped.error.eager_frame is outer
+            as_it_is = stopped.error.eager_frame is outer
             begins = outer.decoded.instrs[outer.ip].opname in PROLOGUE
-            if endless or whole or begins or in_prologue(outer.decoded, outer.ip):
+            if endless or as_it_is or begins or in_prologue(outer.decoded, outer.ip):
                 return None, stopped
         try:
             return Assembly.draft(outer, stopped), stopped

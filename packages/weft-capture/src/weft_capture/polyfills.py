@@ -53,8 +53,8 @@ def islice(iterable: Iterable[Any], /, *bounds: int | None) -> Iterator[Any]:
     """Give the items that a slice selects."""
     limits = slice(*bounds)
     start, step = limits.start or 0, limits.step or 1
-    numbers = [one for one in bounds if one is not None]
-    if not all(isinstance(one, int) and one >= 0 for one in numbers) or step < 1:
+    numbers = [bound for bound in bounds if bound is not None]
+    if not all(isinstance(number, int) and number >= 0 for number in numbers) or step < 1:
         raise ValueError(bounds)  # which the original says in its own words
     return _islice(iter(iterable), start, limits.stop, step)
 
@@ -112,8 +112,8 @@ def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) ->
     def run(mine: int, wanted: Any) -> Iterator[Any]:
         nonlocal item
         while number == mine and (item is not _MISSING or step()) and [wanted] == [label]:
-            given, item = item, _MISSING
-            yield given
+            next_item, item = item, _MISSING
+            yield next_item
 
     while True:
         number += 1
@@ -135,8 +135,8 @@ def tee(iterable: Iterable[Any], n: int = 2, /) -> tuple[Iterator[Any], ...]:
                 item = next(iterator, _MISSING)
                 if item is _MISSING:
                     return
-                for one in waiting:
-                    one.append(item)
+                for queue in waiting:
+                    queue.append(item)
             yield mine.pop(0)
 
     return tuple(branch(mine) for mine in waiting)
@@ -144,7 +144,7 @@ def tee(iterable: Iterable[Any], n: int = 2, /) -> tuple[Iterator[Any], ...]:
 
 def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[Any]:
     """Like zip, but as long as the longest."""
-    iterators = [iter(one) for one in iterables]
+    iterators = [iter(iterable) for iterable in iterables]
     done = [False] * len(iterators)
     while iterators:
         row = []
@@ -179,16 +179,16 @@ def pairwise(iterable: Iterable[Any], /) -> Iterator[Any]:
         before = item
 
 
-def chain(*parts: Iterable[Any]) -> Iterator[Any]:
+def chain(*iterables: Iterable[Any]) -> Iterator[Any]:
     """Give the items of all parts."""
-    for part in parts:
-        yield from part
+    for iterable in iterables:
+        yield from iterable
 
 
-def from_iterable(parts: Iterable[Any]) -> Iterator[Any]:
+def from_iterable(iterables: Iterable[Any]) -> Iterator[Any]:
     """Do what `itertools.chain.from_iterable` does."""
-    for part in parts:
-        yield from part
+    for iterable in iterables:
+        yield from iterable
 
 
 def items_of(sequence: Any) -> Iterator[Any]:
@@ -246,16 +246,16 @@ def make_handle(self: Any, hooks_dict: Any, *, extra_dict: Any = None) -> None:
 
 def reduce_object(self: Any) -> Any:
     """Do what `object.__reduce_ex__` does from protocol 2 on."""
-    kind: Any = type(self)
-    if kind.__reduce__ is not object.__reduce__:
+    cls: Any = type(self)
+    if cls.__reduce__ is not object.__reduce__:
         return self.__reduce__()
-    args: Any = self.__getnewargs__() if hasattr(kind, "__getnewargs__") else ()
+    args: Any = self.__getnewargs__() if hasattr(cls, "__getnewargs__") else ()
     if not isinstance(args, tuple):
         raise TypeError(f"__getnewargs__ should return a tuple, not '{type(args).__name__}'")
     state = self.__getstate__()
     items = iter(self) if isinstance(self, list) else None
     pairs = iter(self.items()) if isinstance(self, dict) else None
-    return _copyreg.__newobj__, (kind, *args), state, items, pairs
+    return _copyreg.__newobj__, (cls, *args), state, items, pairs
 
 
 def get_state(self: Any, names: list[str]) -> Any:

@@ -24,23 +24,23 @@ TUPLE_ASKS_LENGTH = not PY314
 """Whether `tuple` asks an object how long it is, as `list` does."""
 
 
-def type_name(kind: type) -> str:
+def type_name(cls: type) -> str:
     """Return the name that the interpreter's errors give a class: one made in C has its module."""
-    in_c = kind.__flags__ & 1 << 8 and kind.__module__ != "builtins"  # Py_TPFLAGS_IMMUTABLETYPE
-    return f"{kind.__module__}.{kind.__name__}" if in_c else kind.__name__
+    in_c = cls.__flags__ & 1 << 8 and cls.__module__ != "builtins"  # Py_TPFLAGS_IMMUTABLETYPE
+    return f"{cls.__module__}.{cls.__name__}" if in_c else cls.__name__
 
 
-def full_name(kind: type) -> str:
+def full_name(cls: type) -> str:
     """Return the name that newer errors give a class: with its module, except for a builtin one."""
-    if not kind.__flags__ & 1 << 9 or kind.__module__ in ("builtins", "__main__"):  # no heap type
-        return type_name(kind)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    if not cls.__flags__ & 1 << 9 or cls.__module__ in ("builtins", "__main__"):  # no heap type
+        return type_name(cls)
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def error_text(run: Callable[[Any], object], kind: type, methods: Iterable[str] = ()) -> str:
+def error_text(run: Callable[[Any], object], cls: type, methods: Iterable[str] = ()) -> str:
     """Return the text of the error of `run` for an object of a class with these special methods."""
-    template = _template(run, (None,) if kind is NoneType else tuple(methods))
-    return template.format(type_name(kind), full_name(kind))
+    template = _template(run, (None,) if cls is NoneType else tuple(methods))
+    return template.format(type_name(cls), full_name(cls))
 
 
 @functools.cache
@@ -84,15 +84,15 @@ def add_note(note: Any) -> None:
     Exception().add_note(note)
 
 
-def unhashable(kind: type) -> str:
+def unhashable(cls: type) -> str:
     """Return the text of the error of `hash`."""
-    return error_text(hash, kind)
+    return error_text(hash, cls)
 
 
-def unhashable_in(container: type, kind: type, text: str) -> str:
+def unhashable_in(container: type, cls: type, text: str) -> str:
     """Return the text of the error of a dict or set whose key or element raised one in `hash`."""
     template = _template(_as_key if container is dict else _as_element, ())
-    return template.replace(_template(hash, ()), "{2}").format(None, full_name(kind), text)
+    return template.replace(_template(hash, ()), "{2}").format(None, full_name(cls), text)
 
 
 def _as_key(key: Any) -> object:
@@ -103,9 +103,9 @@ def _as_element(element: Any) -> object:
     return {element}
 
 
-def too_many_values(kind: type, expected: int, got: int) -> str:
+def too_many_values(cls: type, expected: int, got: int) -> str:
     """Return the text of the error of unpacking; some kinds say how many values there were."""
-    template = _too_many(kind if kind in (list, tuple, dict) else iter)
+    template = _too_many(cls if cls in (list, tuple, dict) else iter)
     return template.format(expected, got)
 
 

@@ -122,13 +122,13 @@ class _Normal:
             if special is not None:
                 special(self, arg)
                 continue
-            kind = KIND.get(op)
-            if kind == "jump":
+            operand_kind = KIND.get(op)
+            if operand_kind == "jump":
                 self.jump(name, op, arg, end)
-            elif kind in self.tables:
-                self.emit(name, 0, self.tables[kind][arg])
+            elif operand_kind in self.tables:
+                self.emit(name, 0, self.tables[operand_kind][arg])
             else:
-                self.emit(name, arg if kind else 0, arg if kind else None)
+                self.emit(name, arg if operand_kind else 0, arg if operand_kind else None)
 
     def jump(self, name: str, op: int, arg: int, end: int) -> None:
         target = end + (-2 if op in BACKWARD else 2) * arg
@@ -310,9 +310,9 @@ def _handlers(
         while at < len(rows) and rows[at][3] < end:
             result[at] = handler
             at += 1
-    for at, found in enumerate(result):
-        if found is not None and rows[found.target][2] == UNBOUND:  # not the program's
-            target = found.target
+    for at, covering in enumerate(result):
+        if covering is not None and rows[covering.target][2] == UNBOUND:  # not the program's
+            target = covering.target
             result[at] = result[target + [row[0] for row in rows[target:]].index("RERAISE")]
     return result
 
@@ -327,7 +327,7 @@ def _part_inlined(
 
     From 3.12 the two share a slot, and the comprehension puts the cell aside. Returns new names.
     """
-    found: set[str] = set()
+    variables: set[str] = set()
     seen: set[int] = set()  # inner comprehensions come behind their outer ones
     for at, (opname, _, name, *_) in reversed(list(enumerate(rows))):
         if opname != "LOAD_FAST_AND_CLEAR" or name not in cells:
@@ -336,19 +336,19 @@ def _part_inlined(
         cleanup, loop = handlers[begin], rows[begin + 2]
         if cleanup is None or loop[0] != "FOR_ITER":
             continue
-        behind = end = index_of[loop[4]]
+        loop_end = end = index_of[loop[4]]
         while rows[end][0] in _RESTORES and rows[end][2] != name:
             end = index_of[rows[end][4]] if rows[end][0] == "JUMP" else end + 1
         raises = next(i for i in range(cleanup.target, len(rows)) if rows[i][0] == "RERAISE")
         is_cell = rows[at + 1][0] == "MAKE_CELL"
-        for i in (*range(at, behind), end, *range(cleanup.target, raises)):
+        for i in (*range(at, loop_end), end, *range(cleanup.target, raises)):
             row = rows[i]
             if row[2] == name and row[0] in _SLOT and i not in seen:
                 seen.add(i)
                 if not is_cell:
                     row[0], row[2] = _SLOT[row[0]], f".{name}"
-                    found.add(f".{name}")
-    return found
+                    variables.add(f".{name}")
+    return variables
 
 
 def _build(code: CodeType, ref: weakref.ref[CodeType]) -> Decoded:

@@ -97,11 +97,11 @@ def _stack_size(raws: list[Raw]) -> int:
     largest = 0
 
     def reach(index: int, depth: int) -> None:
-        known = depths[index]
-        if known is None:
+        existing = depths[index]
+        if existing is None:
             todo.append((index, depth))
-        elif known != depth:
-            raise AssemblyError(f"stack depth {known} and {depth} at raw instruction {index}")
+        elif existing != depth:
+            raise AssemblyError(f"stack depth {existing} and {depth} at raw instruction {index}")
 
     while todo:
         index, depth = todo.pop()
@@ -213,8 +213,8 @@ def _location(out: bytearray, units: int, positions: Positions, line: int) -> in
     """Append one entry and return the line that the next one's delta starts from."""
     start, end, column, end_column = positions
 
-    def head(kind: int) -> None:
-        out.append(0x80 | kind << 3 | units - 1)
+    def head(form: int) -> None:
+        out.append(0x80 | form << 3 | units - 1)
 
     if start is None:
         head(_NONE)
@@ -222,8 +222,8 @@ def _location(out: bytearray, units: int, positions: Positions, line: int) -> in
     head(_LONG)
     _varint(out, abs(start - line) << 1 | (start < line))  # signed
     _varint(out, max((end or start) - start, 0))
-    for place in (column, end_column):
-        _varint(out, 0 if place is None else place + 1)
+    for column_offset in (column, end_column):
+        _varint(out, 0 if column_offset is None else column_offset + 1)
     return start
 
 
@@ -257,9 +257,9 @@ _NET = {"FOR_ITER": 1, "JUMP": 0, "LOAD_METHOD": 1, "SEND": 0} | dict.fromkeys(I
 
 def net_effect(instr: Instr) -> int:
     """By how much the instruction changes the depth of the stack when it does not jump."""
-    known = _NET.get(instr.opname)
-    if known is not None:
-        return known
+    effect = _NET.get(instr.opname)
+    if effect is not None:
+        return effect
     lowering = Lowering((instr.argval,) if isinstance(instr.argval, str) else ())
     lowering.run([Op(instr.opname, instr.arg, instr.argval)])
     return sum(raw_effect(raw.op, raw.arg, False) for raw in lowering.raws)
@@ -283,8 +283,8 @@ def stack_after(
     before = tuple(stack)
     opname = instr.opname
     if jump:
-        whole = opname == "JUMP" or (opname == "SEND" and PY312)  # where END_SEND follows
-        return before if whole else before[:-1]
+        pops_all = opname == "JUMP" or (opname == "SEND" and PY312)  # where END_SEND follows
+        return before if pops_all else before[:-1]
     if opname == "PUSH_NULL":
         return (*before, False)
     if opname == "COPY":

@@ -183,8 +183,10 @@ class FrameShape:
     @property
     def slots(self) -> tuple[str, ...]:
         """Names by slot of the frame's variable array (a cell that is an argument has one slot)."""
-        known = set(self.varnames)
-        return self.varnames + tuple(c for c in self.cellvars if c not in known) + self.freevars
+        local_names = set(self.varnames)
+        return (
+            self.varnames + tuple(c for c in self.cellvars if c not in local_names) + self.freevars
+        )
 
     @property
     def flat_args(self) -> tuple[str, ...]:
@@ -283,34 +285,34 @@ def prologue_of(shape: FrameShape, positions: Positions) -> list[Item]:
 
 
 def program_of(
-    decoded: Decoded, keep: list[bool] | None = None, places: dict[int, Label] | None = None
+    decoded: Decoded, keep: list[bool] | None = None, labels: dict[int, Label] | None = None
 ) -> list[Item]:
     """The instructions of `decoded` as a program, those with a false `keep` left out.
 
-    `places` gives labels for indices that other code goes to; labels for the jump targets and
+    `labels` gives labels for indices that other code goes to; labels for the jump targets and
     handlers of the kept instructions are added to it. What is kept must be closed: what a kept
     instruction can reach is kept too.
     """
     instrs = decoded.instrs
-    places = {} if places is None else places
+    labels = {} if labels is None else labels
     for index, instr in enumerate(instrs):
         if keep is not None and not keep[index]:
             continue
         if instr.target is not None:
-            places.setdefault(instr.target, Label())
+            labels.setdefault(instr.target, Label())
         if instr.handler is not None:
-            places.setdefault(instr.handler.target, Label())
+            labels.setdefault(instr.handler.target, Label())
     items: list[Item] = []
     covers = {
-        handler: Cover(places[handler.target], handler.depth, handler.lasti)
-        for handler in {i.handler for i in instrs if i.handler and i.handler.target in places}
+        handler: Cover(labels[handler.target], handler.depth, handler.lasti)
+        for handler in {i.handler for i in instrs if i.handler and i.handler.target in labels}
     }
     for index, instr in enumerate(instrs):
-        if index in places:
-            items.append(places[index])
+        if index in labels:
+            items.append(labels[index])
         if keep is not None and not keep[index]:
             continue
-        jump = None if instr.target is None else places[instr.target]
+        jump = None if instr.target is None else labels[instr.target]
         cover = None if instr.handler is None else covers[instr.handler]
         items.append(Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover))
     return items

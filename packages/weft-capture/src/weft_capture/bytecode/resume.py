@@ -61,9 +61,9 @@ class Resume:
     index: int
 
 
-def stack_name(place: int) -> str:
-    """The name of the argument that carries operand stack place `place`."""
-    return f"_weft_stack{place}"
+def stack_name(depth: int) -> str:
+    """The name of the argument that carries operand stack place `depth`."""
+    return f"_weft_stack{depth}"
 
 
 def make_resume(
@@ -133,15 +133,15 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     body = program_of(decoded, keep, {index: entry})
     what = "shown" if shows_frame(decoded, index) else "resume"
     args, shape = state_at(decoded, index, stack, bound, what)
-    known = {*shape.varnames, *shape.freevars}
-    others = tuple(name for name in decoded.varnames if name not in known)
+    parameters = {*shape.varnames, *shape.freevars}
+    others = tuple(name for name in decoded.varnames if name not in parameters)
     positions = decoded.instrs[index].positions
     prologue = prologue_of(shape, positions)
-    places = [stack_name(i) if is_value else None for i, is_value in enumerate(stack)]
-    for name in places:
+    stack_names = [stack_name(i) if is_value else None for i, is_value in enumerate(stack)]
+    for name in stack_names:
         opname = "LOAD_FAST" if name else "PUSH_NULL"
         prologue.append(Op(opname, argval=name, positions=positions))
-    for name in filter(None, places):  # the stack alone holds it
+    for name in filter(None, stack_names):  # the stack alone holds it
         prologue.append(Op("DELETE_FAST", argval=name, positions=positions))
     prologue.append(Op("JUMP", jump=entry, positions=positions))
     body += restore_unbound(body, shape.freevars, decoded)

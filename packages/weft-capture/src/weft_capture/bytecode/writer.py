@@ -203,11 +203,11 @@ class Writer:
         return len(self._items)
 
     def _place_null(self, count: int) -> None:
-        depth, place = self._calls.pop()
+        depth, position = self._calls.pop()
         if self._depth != depth + 1 + count:
             raise ValueError(f"call takes {count} arguments, {self._depth - depth - 1} were pushed")
         if not NULL_BELOW:
-            self._items.insert(place, Op("PUSH_NULL", positions=self._positions))
+            self._items.insert(position, Op("PUSH_NULL", positions=self._positions))
 
     def make_function(self, code: CodeType) -> None:
         """Push a function of `code` with this frame's globals and its cells by name."""
@@ -280,9 +280,9 @@ class Writer:
         The stack holds exactly the values and NULLs of `resume.stack`; its variables are set.
         `kept` says that a traceback keeps this frame: it lets go of what it holds.
         """
-        for place in range(len(resume.stack) - 1, -1, -1):
+        for depth in range(len(resume.stack) - 1, -1, -1):
             # A NULL, too, is popped by storing it, which unbinds the name.
-            self._emit("STORE_FAST", -1, argval=stack_name(place))
+            self._emit("STORE_FAST", -1, argval=stack_name(depth))
         self.begin_call()
         if self._tail_call is not None:
             self.load_const(self._tail_call)
@@ -341,8 +341,8 @@ def _resolve_variables(items: list[Item], cells: set[str]) -> None:
     """Turn the Writer's x_VAR into x_FAST or x_DEREF, now that the cells are known."""
     for item in items:
         if isinstance(item, Op) and item.opname.endswith("_VAR"):
-            kind = "DEREF" if item.argval in cells else "FAST"
-            item.opname = item.opname.replace("VAR", kind)
+            suffix = "DEREF" if item.argval in cells else "FAST"
+            item.opname = item.opname.replace("VAR", suffix)
             item.arg = 1  # may be unbound
 
 

@@ -1,1 +1,1 @@
-"""What a captured frame does beside computing: writes, calls left for later, checks."""
+"""Side effects of a captured frame: writes, deferred calls, run-time checks."""

@@ -1,7 +1,7 @@
-"""What the captured code did to objects that existed before it, to be redone after the graph.
+"""Changes of objects that existed before the frame; the new code makes them after the graph.
 
-Only the final state is written, object by object in the order of first change: nothing else can
-look at the objects while the graph runs.
+Only the final state is written, object by object in the order of first change. No other code can
+read the objects while the graph runs.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Effects:
         self.sealed: dict[int, Value] = {}
         self.keys: dict[type, dict[int, Source]] = {}
 
-    def freeze_class_inputs(self, made: Value, parts: Iterable[object]) -> None:
-        """Note what a class was made of, or what making it made: it is made again in the end."""
-        self.sealed.update(dict.fromkeys(map(id, parts), made))
+    def freeze_class_inputs(self, owner: Value, inputs: Iterable[object]) -> None:
+        """Record the inputs of a class statement: generated code creates the class again."""
+        self.sealed.update(dict.fromkeys(map(id, inputs), owner))
 
     def sealing(self, source: Source | None) -> Value | None:
-        """Return the class that was made with what a source leads to."""
+        """Return the class that was created from the object of a source."""
         while source is not None and source.base is not None:
             source = source.base
         return self.sealed.get(id(source.value)) if isinstance(source, ConstSource) else None
@@ -59,15 +59,15 @@ class Effects:
         """Record that an object is about to change, if it existed before.
 
         Raises:
-            Break: when a class that was made in the frame depends on it.
+            Break: when a class that the frame created depends on it.
         """
         if self.sealed and (id(value) in self.sealed or self.sealing(value.source)):
-            raise Break("class-definition", "changing what a class made in the frame is made of")
+            raise Break("class-definition", "a change of an object that a new class depends on")
         if value.source is not None:
             self.note(value)
 
     def note(self, value: MutableValue) -> None:
-        """Record that an existing object changes; taken back with the step."""
+        """Record that an existing object changes; a rollback of the step undoes it."""
         unread = getattr(value, "read", None) is not None
         if self.changed.get(value, True):  # the first time, and the first since it was read
             if isinstance(value, Container) and not unread and has_finalizer(value):
@@ -84,8 +84,8 @@ class Effects:
         old = self.globals.get(key)
         self.globals[key] = (global_dict, value)
         real = global_dict.get(name) if isinstance(global_dict, dict) else None
-        known, source = self.tx.values_by_id.get(id(real), (None, None))
-        if known is value and source == ItemSource(globals_source(self.tx, global_dict), name):
+        current, source = self.tx.values_by_id.get(id(real), (None, None))
+        if current is value and source == ItemSource(globals_source(self.tx, global_dict), name):
             del self.globals[key]  # it is as it was
 
         def undo() -> None:
@@ -97,67 +97,73 @@ class Effects:
         self.tx.journal.on_rollback(undo)
 
     def global_value(self, global_dict: Any, name: str) -> Value | None:
-        """Return what `store_global` was told last; None when nothing was."""
+        """Return the last value of `store_global`, or None."""
         if not self.globals:
             return None
         entry = self.globals.get((id(global_dict), name))
         return None if entry is None else self.tx.force(entry[1])
 
     def touches(self, *objects: object) -> bool:
-        """Say whether a change of one of these objects, or of its dict, is yet to be written."""
-        every = {id(one) for obj in objects for one in (obj, dict_of(obj))}
-        known = [self.tx.values_by_id[one][0] for one in every if one in self.tx.values_by_id]
+        """Say whether a change of one of these objects, or of its dict, is pending."""
+        every = {id(object_id) for obj in objects for object_id in (obj, dict_of(obj))}
+        values = [
+            self.tx.values_by_id[object_id][0]
+            for object_id in every
+            if object_id in self.tx.values_by_id
+        ]
         return any(key in every for key, _ in self.globals) or not self.changed.keys().isdisjoint(
-            known
+            values
         )
 
     def keyed(self, value: Value) -> None:
-        """Note an object that is a dict key or set element, or was sought, by its identity."""
+        """Record an object that is a dict key or set element, or was looked up, by identity."""
         source, real = value.source, getattr(value, "obj", None)
         if source is None or any(origins(source)):
             return
         real = getattr(value, "real", None) if real is None else real
-        kind, at = (value.python_type() if real is None else type(real)), id(real)
+        key_type, at = (value.python_type() if real is None else type(real)), id(real)
         if real is None:  # of an exception, say
             at = self.tx.real_id(value) or id(value)
-        first = self.keys.setdefault(kind, {}).setdefault(at, source)
+        first = self.keys.setdefault(key_type, {}).setdefault(at, source)
         if real is not None and first != source:
             self.tx.guard_alias(first, source, real)
 
     def guard_keys(self) -> None:
-        """Guard that what was found by identity, or not found, are different objects."""
-        for found in self.keys.values():
-            varies = any(not isinstance(one, ConstSource) for one in found.values())
-            if varies and len(found) > 1:
-                sources = tuple(map(weakly, found.values()))
+        """Guard that keys that are compared by identity are different objects."""
+        for sources_by_id in self.keys.values():
+            varies = any(not isinstance(source, ConstSource) for source in sources_by_id.values())
+            if varies and len(sources_by_id) > 1:
+                sources = tuple(map(weakly, sources_by_id.values()))
                 self.tx.guard(CallSource(_all_differ, sources), "CONST", True)
 
     def guard_distinct(self) -> None:
-        """Guard that what changes is none of the other objects of its type that were looked at."""
+        """Guard that a changed object is none of the other objects of its type that were read."""
         self.guard_keys()
         changing: dict[type, list[Source]] = {}
         staying: dict[type, list[Source]] = {}
         for value, source in self.tx.values_by_id.values() if self.changed else ():
             side = changing if value in self.changed else staying
             side.setdefault(value.python_type(), []).append(source)
-        for kind, sources in changing.items():
-            pairs = itertools.product(sources, staying.get(kind, ()))
-            for one, other in (*itertools.combinations(sources, 2), *pairs):
-                self.tx.guard_distinct(one, other)
-        known = self.tx.values_by_id.values() if self.changed else ()
-        made = LocalSource(str(inspect.getargs(self.tx.function.__code__).varkw))  # for the call
-        dicts = [s for v, s in known if type(v) is DictValue and type(s) is LocalSource]
-        dicts = [source for source in dicts if source != made]
-        objects = [s for v, s in known if isinstance(v, UserObject) and v.cls.__dictoffset__]
-        for one, other in itertools.product(map(DictSource, objects), dicts):
+        for key_type, sources in changing.items():
+            pairs = itertools.product(sources, staying.get(key_type, ()))
+            for first, second in (*itertools.combinations(sources, 2), *pairs):
+                self.tx.guard_distinct(first, second)
+        tracked = self.tx.values_by_id.values() if self.changed else ()
+        keyword_dict = LocalSource(
+            str(inspect.getargs(self.tx.function.__code__).varkw)
+        )  # for the call
+        dicts = [s for v, s in tracked if type(v) is DictValue and type(s) is LocalSource]
+        dicts = [source for source in dicts if source != keyword_dict]
+        objects = [s for v, s in tracked if isinstance(v, UserObject) and v.cls.__dictoffset__]
+        for first, second in itertools.product(map(DictSource, objects), dicts):
             # None holds an object's variables.
-            self.tx.guard_distinct(one, other)
+            self.tx.guard_distinct(first, second)
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.globals)
 
     def prepare(self, out: Output) -> None:
-        """Load all that the writes need, and leave the writes with `out`."""
+        """Load the operands of all writes, and queue the writes in `out`."""
         for value in self.changed:
             out.pin(value)
         for value in self.changed:

@@ -1,7 +1,7 @@
-"""Who captures what the autograd engine runs: the graph of the caller, or another stage.
+"""Who captures backward passes: the graph of the caller, or another stage.
 
-Where another stage is given, `backward()` and `autograd.grad` of a captured program are real calls
-between its graphs, made under the flags of the function that reached them.
+Where another stage does, `backward()` and `autograd.grad` of a captured program are eager calls
+between its graphs, made under the flags of the calling function.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def running() -> Any:
 
 @contextmanager
 def kept_inside(tx: Tracer) -> Iterator[None]:
-    """Execute code that the graph holds as one call: its backward passes are part of that."""
+    """Execute code that is one call of the graph, with the backward passes in it."""
     tx.apart += 1
     try:
         yield

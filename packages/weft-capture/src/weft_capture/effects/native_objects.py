@@ -1,8 +1,8 @@
-"""Objects of C types that are made and used for real while capturing.
+"""Objects of C types that capture creates and calls.
 
-An object of one of `REPLAYED` looks at nothing but the data it is given, so capture can call its
-methods and knows what they give. The calls are kept in a log: after a step was taken back, and
-in the replacement code where such an object is needed, they are made again from the first.
+An object of one of `REPLAYED` depends only on its arguments, so capture can call its methods and
+use their results. A log keeps the calls. They are made again, from the first, after a step was
+rolled back, and in the replacement code where the object is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HASHES = tuple(getattr(hashlib, name) for name in sorted(hashlib.algorithms_gua
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 REPLAYED = (io.StringIO, io.BytesIO, bytearray, memoryview, array.array)
 FACTORIES = (*REPLAYED, *_HASHES, hashlib.new, threading.Lock, _LOCKS[1])
-"""What makes such objects, of data or of one another."""
+"""Callables that create such objects, from data or from one another."""
 _TYPES = frozenset([*REPLAYED, *_LOCKS, *(type(make()) for make in _HASHES)])
 
 
@@ -51,7 +51,7 @@ def call_named(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 class CallLog:
-    """The calls on objects that may have to do with one another, in the program's order."""
+    """The calls on objects that may depend on each other, in the program's order."""
 
     def __init__(self) -> None:
         self.epoch = self.saved = -1
@@ -81,9 +81,9 @@ class CallLog:
         tx.journal.touch(self)
         named = {name: self._argument(tx, arg) for name, arg in kwargs.items()}
         self.calls.append((function, [self._argument(tx, arg) for arg in args], named))
-        for call, given, words in self.calls[len(self.results) :]:
+        for call, operands, words in self.calls[len(self.results) :]:
             real = {name: self._real(tx, value) for name, value in words.items()}
-            done = attempt(call, *(self._real(tx, value) for value in given), **real)
+            done = attempt(call, *(self._real(tx, value) for value in operands), **real)
             self.results.append(done)
         result, error = self.results[-1]
         if error is not None:
@@ -116,7 +116,7 @@ class CallLog:
 
 @dataclass(eq=False)
 class ReplayedValue(MutableValue):
-    """What call number `at` of a log gives, an object of type `kind`."""
+    """The result of call number `at` of a log, an object of class `cls`."""
 
     log: CallLog
     at: int

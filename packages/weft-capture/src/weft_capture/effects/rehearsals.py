@@ -1,4 +1,4 @@
-"""Execute code symbolically for what it shows: guards, operations, whether it has effects."""
+"""Execute code symbolically only to learn its guards, its operations and its side effects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft_capture.tensors.tensor import TensorValue
 
 @contextmanager
 def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
-    """Execute code of the program symbolically that whatever traces the graph will call.
+    """Execute a function of the program symbolically that the tracer of the graph will call.
 
     Raises:
         Break: when it cannot be captured, or does more than compute with `args`.
@@ -28,43 +28,43 @@ def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
     before = torch.is_grad_enabled()
     policy, tx.policy = tx.policy, None  # numbers it reads may not become inputs of the graph
     try:
-        with apart(tx, name) as made, engine.kept_inside(tx):
+        with isolated(tx, name) as nodes, engine.kept_inside(tx):
             tx.set_grad_mode(False)
             yield
             tx.set_grad_mode(before)
     finally:
         tx.policy = policy
-    foreign = {n for node in made for n in node.all_input_nodes} - set(made) - _nodes_of(args)
+    foreign = {n for node in nodes for n in node.all_input_nodes} - set(nodes) - _nodes_of(args)
     if foreign:
         raise Break("higher-order-op", f"{name} uses tensors that are not its arguments")
-    for node in reversed(made):
+    for node in reversed(nodes):
         tx.graph.discard(node)
 
 
 @contextmanager
-def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
-    """Execute code that does nothing but compute; the operations it adds are then in the list.
+def isolated(tx: Tracer, name: str) -> Iterator[list[Node]]:
+    """Execute code that only computes; afterwards the list holds the operations that it added.
 
     Raises:
-        Break: when it does more, such as changing an object that was there before.
+        Break: when it has side effects, such as a change of an existing object.
     """
-    made: list[Node] = []
+    nodes: list[Node] = []
     last, sent = next(iter(reversed(tx.graph.graph.nodes)), None), tx.graph.collectives
     try:
         with watched(tx) as has_effects:
-            yield made
+            yield nodes
     except Raised as error:
         raise Break("higher-order-op", f"{name} raises {error.value.describe()}") from None
     if has_effects() or tx.graph.collectives != sent:
         raise Break("higher-order-op", f"{name} has effects outside of itself")
-    made += nodes_after(tx, last)
-    if any(node.target is CHECK for node in made):
+    nodes += nodes_after(tx, last)
+    if any(node.target is CHECK for node in nodes):
         raise Break("data-dependent-branch", f"{name} may raise")
 
 
 @contextmanager
 def watched(tx: Tracer) -> Iterator[Callable[[], bool]]:
-    """Execute code of which, behind the block, can be asked whether it did more than compute."""
+    """Yield a function that says, after the block, whether the block had side effects."""
     journal = tx.journal
     begun, journal.oldest_touched = journal.oldest_touched, sys.maxsize
     born, before = next(BIRTHS), _outside(tx)
@@ -77,16 +77,16 @@ def watched(tx: Tracer) -> Iterator[Callable[[], bool]]:
 
 
 def _outside(tx: Tracer) -> tuple[object, ...]:
-    """Return what changes with effects, and with the modes that the program is in."""
+    """Return the state that side effects and changes of modes alter."""
     effects = len(tx.effects.changed), len(tx.effects.globals), tx.calls.count
     return *effects, *modes_of(tx)
 
 
 def _nodes_of(values: Sequence[Value]) -> set[Node]:
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for value in values:
         if isinstance(value, TensorValue):
-            found.add(value.node)
+            nodes.add(value.node)
         elif isinstance(value, SequenceValue):
-            found |= _nodes_of(value.items)
-    return found
+            nodes |= _nodes_of(value.items)
+    return nodes

@@ -1,8 +1,8 @@
-"""Graphs that raise: where nothing has been done that could be seen, the frame runs as it is.
+"""Graphs that raise: where nothing visible has happened yet, the frame runs again eagerly.
 
-An index out of range then raises in the program's own line, under its handlers, behind the effects
-before it. A branch on a tensor of which one arm ends in raising is a check that the graph makes in
-its place: it raises, too, so a wrong guess about an arm costs time, and is never wrong.
+An index out of range then raises in the program's own line, under its handlers, after the side
+effects before it. A branch on a tensor where one arm only raises becomes a check in the graph. A
+failed check runs the frame again, so a wrong guess about an arm costs time but no correctness.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ CHECK: Any = has_side_effect(torch.ops.weft_capture.check.default)
 
 
 def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
-    """Leave a branch on a tensor to the graph.
+    """Turn a branch on a tensor into a check of the graph.
 
     Returns:
-        Whether to jump; None when no arm is known to raise, or the frame cannot be run again.
+        Whether to jump; None when no arm surely raises, or the frame cannot run again.
     """
     if not isinstance(condition, TensorValue) or condition.fake.numel() != 1:
         return None
@@ -68,8 +68,8 @@ def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
 
 
 def emit_check(tx: Tracer, condition: TensorValue, wanted: bool) -> bool:
-    """Add a check to the graph; False where a second run of the frame could be told."""
-    inside = any(not isinstance(one, torch.inference_mode) for one in tx.open_contexts)
+    """Add a check to the graph; False where the program could notice a second run of the frame."""
+    inside = any(not isinstance(context, torch.inference_mode) for context in tx.open_contexts)
     if inside or not _may_repeat(tx):
         return False
     tx.graph.emit("call_function", CHECK, [condition, constant(wanted)], {})
@@ -82,15 +82,15 @@ def has_checks(graph: GraphBuilder) -> bool:
 
 
 def recoverable(tx: Tracer) -> type[Exception] | None:
-    """Return what a graph may raise so that the frame can run from its start; None for nothing."""
-    checks = has_checks(tx.graph)  # before which nothing is done, and which put generators back
+    """Return the exceptions of the graph after which the frame can run again, or None."""
+    checks = has_checks(tx.graph)  # which precede side effects, and restore generators
     modes = any(node.target in _LASTING for node in tx.graph.graph.nodes)
     if (checks or not tx.graph.mode.drawn) and not modes and _may_repeat(tx):
         return Exception
     return CheckFailed if checks else None
 
 
-# What may stay when a graph stops: modes, and what is done to an input.
+# Operations whose effect stays when a graph raises: on modes and on inputs.
 _LASTING = (
     *(torch.amp.autocast_mode._enter_autocast, "backward", "detach_", "register_hook"),
     *("register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "set_"),
@@ -98,14 +98,14 @@ _LASTING = (
 
 
 def _may_repeat(tx: Tracer) -> bool:
-    """Say whether nobody could tell that what the frame has done so far is done once more."""
+    """Say whether the frame can run again from its start without the program noticing."""
     if tx.transforms or tx.overrides.modes or tx.answers:
         return False
-    return all(call.made.late for call in tx.calls.calls) and all(_is_repeatable(tx.graph))
+    return all(call.result.late for call in tx.calls.calls) and all(_is_repeatable(tx.graph))
 
 
 def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
-    """Say of all that the graph does so far whether it can be done once more."""
+    """Yield, for each part of the graph so far, whether it can run twice."""
     yield graph.writes() == 0
     twins = [e.node_example for e in graph.inputs if isinstance(e.node_example, torch.Tensor)]
     yield not (graph.mode.writes and any(twin.is_inference() for twin in twins))
@@ -135,7 +135,7 @@ def _is_caught(frame: Frame) -> bool:
 
 
 def _only_raises(frame: Frame, start: int) -> bool:
-    """Say whether every path from an instruction ends in raising, or in a call of what raises."""
+    """Say whether every path from an instruction raises, or calls a function that only raises."""
     return _ends(frame.decoded, start, lambda index: _names_raiser(frame, index))
 
 
@@ -155,60 +155,62 @@ def _ends(decoded: Decoded, start: int, is_end: Callable[[int], bool]) -> bool:
 
 
 def _names_raiser(frame: Frame, index: int) -> bool:
-    """Say whether an instruction loads a function, or a method of a variable, that only raises."""
+    """Say whether an instruction loads a function, or a variable's method, that only raises."""
     instr, before = frame.decoded.instrs[index], frame.decoded.instrs[index - 1]
-    found: Any = None
+    callee: Any = None
     if instr.opname == "LOAD_GLOBAL":
-        found = frame.function.globals.get(instr.argval)
+        callee = frame.function.globals.get(instr.argval)
     elif instr.opname in ("LOAD_METHOD", "LOAD_ATTR") and before.opname == "LOAD_FAST":
         owner = frame.locals.get(before.argval)
         if owner is not None:
-            kind = type(owner.obj) if isinstance(owner, LazyValue) else owner.python_type()
-            found = getattr(kind, instr.argval, None)
-    is_function = isinstance(found, types.FunctionType)
-    return is_function and _ends(decode(found.__code__), 0, lambda _: False)
+            cls = type(owner.obj) if isinstance(owner, LazyValue) else owner.python_type()
+            callee = getattr(cls, instr.argval, None)
+    is_function = isinstance(callee, types.FunctionType)
+    return is_function and _ends(decode(callee.__code__), 0, lambda _: False)
 
 
 # ---- running a graph with checks
 
 
 def run_checked(compiled: Callable[..., Any], devices: Sequence[int], *args: Any) -> Any:
-    """Run a graph; where it raises, torch's generators are as before.
+    """Run a graph; if it raises, restore torch's generators.
 
     Args:
         compiled: the graph.
         devices: the CUDA devices that it works on.
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)]
-    states = [(one, one.get_state()) for one in generators]
+    states = [(generator, generator.get_state()) for generator in generators]
     try:
         return compiled(*args)
     except Exception:
-        for one, state in states:
-            one.set_state(state)
+        for generator, state in states:
+            generator.set_state(state)
         raise
 
 
-def if_raised(error: BaseException, kind: type[Exception], recorded: bool) -> BaseException | None:
-    """Return what a graph raised if it is to be raised; None to run the frame as it is.
+def if_raised(
+    error: BaseException, expected: type[Exception], recorded: bool
+) -> BaseException | None:
+    """Return the error of a graph if the program should see it; None to run the frame eagerly.
 
     Args:
         error: what the graph raised.
-        kind: see `recoverable`.
+        expected: see `recoverable`.
         recorded: whether gradients were recorded where the frame began.
     """
-    # By the last of these a checkpoint ends what it runs once more, when it has seen enough.
+    # A checkpoint raises the second one to end its recomputation early.
     passed_on = (WeftError, checkpoint._StopRecomputationError)
-    if isinstance(error, passed_on) or not isinstance(error, kind):
+    if isinstance(error, passed_on) or not isinstance(error, expected):
         return error
     torch._C._set_grad_enabled(recorded)
     counters["capture"]["run_again"] += 1
-    _log.info("a graph raised %s, its frame runs as it is: %s", type(error).__name__, error)
+    _log.info("a graph raised %s, its frame runs eagerly: %s", type(error).__name__, error)
     return None
 
 
 def devices_of(nodes: Iterable[Node]) -> tuple[int, ...]:
-    """Return the indices of the CUDA devices of the tensors that nodes make."""
+    """Return the indices of the CUDA devices of the tensors that nodes compute."""
     values = [node.meta.get("example_value") for node in nodes]
     devices = {value.device for value in values if isinstance(value, torch.Tensor)}
-    return tuple(sorted(one.index or 0 for one in devices if one.type == "cuda"))
+    return tuple(sorted(device.index or 0 for device in devices if device.type == "cuda"))

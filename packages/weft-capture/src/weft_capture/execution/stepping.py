@@ -66,7 +66,7 @@ class Steps:
         limits = config.settings.instruction_limit, config.settings.plain_limit
         self.limit = limits[self.no_tensor_yet]
 
-    def made(self, value: Value) -> int:
+    def restart_step_of(self, value: Value) -> int:
         """Return the step that should run for real where a value cannot be rebuilt; -1 for none.
 
         An exception has its traceback from the instruction that raised it.

@@ -137,7 +137,7 @@ class Tracer:
     bound_method = BoundMethod
     base_method = classes.BaseMethod
     globals_of = GlobalsValue
-    place = symbolic_scalars.place
+    place = symbolic_scalars.pregraph_value
     by_python = symbolic_scalars.by_python
     dynamic_layout = dynamic.dynamic_layout
     dynamic_int = dynamic.dynamic_int
@@ -158,12 +158,14 @@ class Tracer:
             value.forced = self.wrap(value.obj, value.source)
         return value.forced
 
-    def made(self, source: Source, hint: Any) -> Value:
+    def runtime_value(self, source: Source, hint: Any) -> Value:
         """Return the value of what a real call makes anew each time; `hint` is one such object."""
         if type(hint) is list:
-            return ListValue([self.made(ItemSource(source, i), v) for i, v in enumerate(hint)])
+            return ListValue(
+                [self.runtime_value(ItemSource(source, i), v) for i, v in enumerate(hint)]
+            )
         if type(hint) in (int, float, bool):
-            return symbolic_scalars.at(self, source, hint)
+            return symbolic_scalars.sym_float(self, source, hint)
         return RuntimeValue(hint, source)
 
     def dict_iterator(self, of: DictView | DictValue, way: Any = iter) -> Value:

@@ -28,7 +28,7 @@ from weft_capture.model.iterators import DequeValue
 from weft_capture.model.objects import OBJECT_METHODS, ModuleValue, UserObject
 from weft_capture.model.protocol import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.model.weakrefs import WeakProxy, WeakRefValue, make_ref
-from weft_capture.tensors.subclass import made
+from weft_capture.tensors.subclass import construct_wrapper
 
 _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
     collections.OrderedDict: lambda tx, args: DictValue(cls=collections.OrderedDict),
@@ -79,7 +79,7 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
         plainly = functools.partial(fold, tx, kind)
         return tx.overrides.evaluate(kind, args, kwargs, plainly)
     elif is_wrapper_subclass(kind):
-        return made(tx, kind, args, kwargs)
+        return construct_wrapper(tx, kind, args, kwargs)
     else:
         instance = _new(tx, cls, args, kwargs)
         if not issubclass(instance.python_type(), kind):

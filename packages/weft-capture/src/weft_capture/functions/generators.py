@@ -184,15 +184,15 @@ class GeneratorValue(IteratorValue):
             noticed = self.kind == ASYNC or not self._ends_silently(tx)
         if noticed:
             what = f"a {self.kind} that has not ended is dropped"
-            raise Break("generator", what, tx.steps.made(self))
+            raise Break("generator", what, tx.steps.restart_step_of(self))
 
     def _ends_silently(self, tx: Tracer) -> bool:
         """Say whether its handlers do nothing when it is closed."""
-        from weft_capture.effects.rehearsals import apart  # noqa: PLC0415 - import cycle
+        from weft_capture.effects.rehearsals import isolated  # noqa: PLC0415 - import cycle
 
         born, self.born = self.born, sys.maxsize  # what it changes of its own, nobody sees
         try:
-            with apart(tx, "closing") as made:
+            with isolated(tx, "closing") as made:
                 self.close(tx)
         except Break:
             return False
@@ -321,7 +321,9 @@ class AsyncStep(IteratorValue):
     def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
         """Break, where it was made, if the interpreter warns that it was never awaited."""
         if self.state == "new" and self not in rebuilt:
-            raise Break("generator", f"{self.name} is never awaited", tx.steps.made(self))
+            raise Break(
+                "generator", f"{self.name} is never awaited", tx.steps.restart_step_of(self)
+            )
 
     def reconstruct(self, out: Output) -> None:
         if self.state != "new":

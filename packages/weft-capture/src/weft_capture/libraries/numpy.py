@@ -114,7 +114,7 @@ class ArrayValue(Value):
         if self.source is None or entry is None or entry.version != version_of(fake):
             return None
         parts = map(tx.force, [key] if key.python_type() is not tuple else key.unpack(tx))
-        known = [symbolic_scalars.place(tx, one) for one in parts]
+        known = [symbolic_scalars.pregraph_value(tx, one) for one in parts]
         places = [place for place in known if place and hasattr(place[1], "__index__")]
         if not len(known) == len(places) == fake.dim():
             return None

@@ -13,7 +13,7 @@ from weft_core.errors import Unsupported
 from weft_core.launches import KERNELS, LAUNCH_, bind
 
 from weft_capture.breaks import Break
-from weft_capture.effects.rehearsals import apart
+from weft_capture.effects.rehearsals import isolated
 from weft_capture.functions.table import rule
 from weft_capture.model.containers import SequenceValue
 from weft_capture.model.protocol import Tracer, Value
@@ -48,7 +48,7 @@ def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw
     size = plain(grid) if isinstance(grid, SequenceValue) else functools.partial(call, grid)
     words = {name: plain(value) for name, value in kw.items()}
     try:
-        with apart(tx, "the grid of a launch"):
+        with isolated(tx, "the grid of a launch"):
             name, *pools, written = bind(kernel.obj, size, list(map(plain, args)), words, call)
     except Unsupported as reason:
         raise Break("triton-kernel", f"a launch of a Triton kernel: {reason.cause}") from None

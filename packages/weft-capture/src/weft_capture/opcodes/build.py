@@ -15,7 +15,7 @@ from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Frame, Value
 from weft_capture.opcodes.table import opcode
 from weft_capture.python_compat import too_many_values, type_name
-from weft_capture.tensors.runtime_values import joined
+from weft_capture.tensors.runtime_values import join_texts
 
 _CONTAINERS = {"BUILD_TUPLE": TupleValue, "BUILD_LIST": ListValue, "BUILD_SET": SetValue}
 
@@ -41,7 +41,7 @@ def _build_const_key_map(frame: Frame, instr: Instr) -> None:
 @opcode("BUILD_STRING")
 def _build_string(frame: Frame, instr: Instr) -> None:
     parts = frame.pop_many(instr.arg)
-    frame.stack.append(joined(frame.tx, parts))
+    frame.stack.append(join_texts(frame.tx, parts))
 
 
 @opcode("FORMAT_VALUE")

@@ -62,15 +62,15 @@ def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[No
         Break: to run for real what first makes one of the other.
     """
     names = [frame.function.code.co_names for frame in frames]
-    if not any(asked.issubset(known) for asked in _ASKS_LATER for known in names):
+    if not any(asked.issubset(used) for asked in _ASKS_LATER for used in names):
         return
     leading = set(outputs)
     written = {e.node: e.recorded_at for e in tx.graph.inputs if e.recorded_at >= 0}
     for node in reversed(tx.graph.graph.nodes):
-        known = node in written or (node in outputs and node.op != "placeholder")
+        visible = node in written or (node in outputs and node.op != "placeholder")
         steps = (tx.graph.made_at[user] for user in node.users if user in leading)
         first = [step for step in steps if step > written.get(node, -1)]
-        fake = node.meta.get("example_value") if known else None
+        fake = node.meta.get("example_value") if visible else None
         if first and getattr(fake, "requires_grad", False):
             what = "a tensor whose gradient may be asked for is used before the graph ends"
             raise Break("autograd-state", what, min(first))
@@ -166,17 +166,17 @@ class Assembly:
                 interpreter inside an exception handler.
         """
         tx = frame.tx
-        if stopped is not None and any(one.exception is not None for one in stopped.frames):
+        if stopped is not None and any(outer.exception is not None for outer in stopped.frames):
             raise _in_handler(stopped.error, frame)
         end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
-        made = cls(tx, frame, stopped, end_mode, frozenset())
-        made.body({})
+        assembly = cls(tx, frame, stopped, end_mode, frozenset())
+        assembly.body({})
         with torch.set_grad_enabled(end_mode):  # which the end of a generator may change
-            for one in tx.watched:
-                one.check(tx, made.out.rebuilt())
+            for watcher in tx.watched:
+                watcher.check(tx, assembly.out.rebuilt())
         if stopped is not None:
-            _check_histories(tx, stopped.frames, made.out.graph_outputs)
-        return made
+            _check_histories(tx, stopped.frames, assembly.out.graph_outputs)
+        return assembly
 
     def finish(
         self, compile_graph: Callable[[GraphModule, list[GraphInput]], Any]
@@ -196,8 +196,8 @@ class Assembly:
             if mode is torch.is_inference_mode_enabled():
                 compiled = compile_graph(graph, inputs)
             else:
-                made = _run_in(mode, compile_graph, graph, inputs)
-                compiled = functools.partial(_run_in, mode, made)
+                compiled_graph = _run_in(mode, compile_graph, graph, inputs)
+                compiled = functools.partial(_run_in, mode, compiled_graph)
         final = replace(self, rebuilt=self.out.rebuilt())
         tx.calls.emit(final.out, late=False)
         final.begin()
@@ -257,19 +257,19 @@ class Assembly:
         if boxed is not None:
             writer.build_list(len(sources))
         writer.call(1 if boxed else len(sources) + (caller is not None))
-        kind = recoverable(self.tx)
-        if kind is not None:
-            writer.catch(start, functools.partial(self._run_again, kind))
+        error_type = recoverable(self.tx)
+        if error_type is not None:
+            writer.catch(start, functools.partial(self._run_again, error_type))
         writer.store_local(GRAPH_RESULT)
 
-    def _run_again(self, kind: type[Exception]) -> None:
+    def _run_again(self, error_type: type[Exception]) -> None:
         """Run the frame as it is instead of a graph that raised, as nothing has been done yet."""
         writer = self.writer
         writer.store_local(GRAPH_RESULT)
         writer.begin_call()
         writer.load_const(if_raised)
         writer.load_local(GRAPH_RESULT)
-        writer.load_const(kind)
+        writer.load_const(error_type)
         writer.load_const(self.tx.entry_grad_mode)
         writer.call(3)
         if self.handlers:
@@ -343,7 +343,7 @@ class Assembly:
         locals_ = {name: value for name, value in frame.locals.items() if name in live}
         temps = {name: out.load_temp(value) for name, value in locals_.items()}
         stack = [None if value is NULL else out.load_temp(value) for value in frame.stack]
-        inner = InnerFrames(out, inlined, whole=fails) if inlined else None
+        inner = InnerFrames(out, inlined, keep_all=fails) if inlined else None
         temps.update(self._load_cells())
         replaced = {name: out.load_temp(cell) for name, cell in self.replaced.items()}
         out.write()

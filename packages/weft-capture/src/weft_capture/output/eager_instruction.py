@@ -38,9 +38,9 @@ def special_method(owner: Any, name: str) -> Any:
     """Return a method of the `with` protocol as `with` finds it, or raise what `with` does."""
     for cls in type(owner).__mro__:
         if name in vars(cls):
-            found = vars(cls)[name]
-            bind = getattr(type(found), "__get__", None)
-            return found if bind is None else bind(found, owner, type(owner))
+            attribute = vars(cls)[name]
+            bind = getattr(type(attribute), "__get__", None)
+            return attribute if bind is None else bind(attribute, owner, type(owner))
     if name.startswith("__a"):
         _use_async(owner).send(None)
     with owner:
@@ -176,16 +176,16 @@ class RealStep:
         writer, after, stack = self.writer, index + 2, self.below
         if instr.target is None:
             after += instr.opname == "ASYNC_GEN_WRAP"
-            for part in range(index, after):  # up to RESUME
-                writer.original(part)
+            for position in range(index, after):  # up to RESUME
+                writer.original(position)
         else:
             again, done = writer.label(), writer.label()
             writer.jump(again)  # 3.13 looks for the handler of SEND one instruction before it
             writer.in_place_of(index)
             writer.mark(again)
             writer.original(index, done)
-            for part in (index + 1, index + 2):
-                writer.original(part)
+            for position in (index + 1, index + 2):
+                writer.original(position)
             writer.original(index + 3, again)
             writer.mark(done)
             after, stack = instr.target, stack_after(instr, stack, jump=True)

@@ -61,12 +61,12 @@ def make_entry(
         def write(tail_call: Any) -> types.CodeType:
             writer = Writer(decoded, tail_call=tail_call, shape=shape)
             writer.at(decoded.instrs[index])
-            places = [stack_name(i) if full else None for i, full in enumerate(stack)]
-            writer.load_stack(places)
-            for name in filter(None, places):  # the stack alone holds it
+            names = [stack_name(i) if full else None for i, full in enumerate(stack)]
+            writer.load_stack(names)
+            for name in filter(None, names):  # the stack alone holds it
                 writer.delete_local(name)
-            known = tuple(name for name in decoded.varnames if name in bound)
-            step = RealStep(writer, decoded, stack, known, keep)
+            stored = tuple(name for name in decoded.varnames if name in bound)
+            step = RealStep(writer, decoded, stack, stored, keep)
             if inner:
                 writer.begin_call()
                 writer.load_const(hook.enter)
@@ -94,27 +94,29 @@ class InnerFrames:
         whole: keep also the variables that nothing uses any more.
     """
 
-    def __init__(self, out: Output, frames: Sequence[Frame], *, whole: bool = False) -> None:
+    def __init__(self, out: Output, frames: Sequence[Frame], *, keep_all: bool = False) -> None:
         self._writer = out.writer
         # In this order, because loading a context manager enters its block again.
-        self._loaded = [self._load(out, frame, frame is not frames[-1], whole) for frame in frames]
+        self._loaded = [
+            self._load(out, frame, frame is not frames[-1], keep_all) for frame in frames
+        ]
 
     def _load(
-        self, out: Output, frame: Frame, inner: bool, whole: bool
+        self, out: Output, frame: Frame, inner: bool, keep_all: bool
     ) -> tuple[types.CodeType, str, list[str], list[str]]:
         decoded = frame.decoded
         index = frame.ip - 1 if inner else frame.ip
-        live = frozenset(frame.locals) if whole else live_at(decoded, index)
+        live = frozenset(frame.locals) if keep_all else live_at(decoded, index)
         keep = out.kept(frame.locals)
         bound = (live - decoded.cells).intersection(frame.locals) | keep
         stack = tuple(value is not NULL for value in frame.stack)
         code, args = make_entry(decoded, index, stack, bound, keep, inner)
 
         function = out.load_temp(frame.function)
-        given = [out.load_temp(_argument(frame, arg)) for arg in args]
+        arguments = [out.load_temp(_argument(frame, arg)) for arg in args]
         # A comprehension that has not begun has made no cell yet.
         cells = [out.load_temp(frame.cells.get(name) or CellValue()) for name in code.co_freevars]
-        return code, function, given, cells
+        return code, function, arguments, cells
 
     def call(self) -> None:
         """Push the result of the outermost entry; `RealStep.returned` goes on."""

@@ -69,11 +69,14 @@ class Output:
             self.writer.load_local(temp)
             return
         if isinstance(value, Constant) and type(value.value) in MADE:  # a member of an enum
-            made, name = class_value(type(value.value)), str(getattr(value.value, "_name_", None))
+            enum_class, name = (
+                class_value(type(value.value)),
+                str(getattr(value.value, "_name_", None)),
+            )
             if name not in getattr(type(value.value), "__members__", ()):
                 what = f"{value.describe()} of a class made in the frame"
-                raise Break("class-definition", what, self.tx.steps.made(made))
-            self.load(made)
+                raise Break("class-definition", what, self.tx.steps.restart_step_of(enum_class))
+            self.load(enum_class)
             self.writer.load_attr(name)
             return
         if isinstance(value, Constant) or value is NULL:
@@ -87,7 +90,7 @@ class Output:
             owner = self.tx.effects.sealing(value.source)
             if owner is not None:
                 what = f"a part of {owner.describe()}, which is made again"
-                raise Break("class-definition", what, self.tx.steps.made(owner))
+                raise Break("class-definition", what, self.tx.steps.restart_step_of(owner))
             value.source.emit(self.writer)
             return
         self._rebuild(value)
@@ -97,7 +100,7 @@ class Output:
     def _rebuild(self, value: Value) -> None:
         if value in self._building:
             what = f"rebuilding {value.describe()}, which leads to itself"
-            raise Break("cannot-rebuild", what, self.tx.steps.made(value))
+            raise Break("cannot-rebuild", what, self.tx.steps.restart_step_of(value))
         iterates = isinstance(value, IteratorValue | GeneratorValue)
         if iterates or getattr(value, "base", None) is not None:
             self._building.add(value)
@@ -105,7 +108,7 @@ class Output:
             value.reconstruct(self)
         except Break as error:
             if error.restart_step < 0:
-                error.restart_step = self.tx.steps.made(value)
+                error.restart_step = self.tx.steps.restart_step_of(value)
             raise
         if isinstance(value, TupleValue) and value in self._temps:  # it holds itself: made inside
             self.writer.pop()
@@ -161,9 +164,9 @@ class Output:
             # Whatever traces the graph next makes a tensor with a history of it, or with none.
             step = self.tx.graph.made_at.get(node, -1)
             raise Break("autograd-state", "a new leaf that requires grad leaves the graph", step)
-        made = self.ended(value) if isinstance(value, TensorValue) else None
-        if made is not None:
-            self.call(*made)
+        ending = self.ended(value) if isinstance(value, TensorValue) else None
+        if ending is not None:
+            self.call(*ending)
             self.remember(value)
             return
         index = self.graph_outputs.setdefault(node, len(self.graph_outputs))
@@ -233,8 +236,8 @@ class Output:
 
     def write(self) -> None:
         """Emit what is to come behind all loads."""
-        for one in self.writes:
-            one()
+        for write in self.writes:
+            write()
         for function, value in self.last:
             self.do(function, value)
         self.last.clear()

@@ -115,9 +115,9 @@ def rows_of(module: GraphModule) -> Rows:
 def _graph(rows: Rows) -> GraphModule:
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
-    for op, name, target, *given, meta in rows:
+    for op, name, target, *operands, meta in rows:
         args, kwargs = map_aggregate(
-            tuple(given), lambda arg: nodes[arg.name] if isinstance(arg, Ref) else arg
+            tuple(operands), lambda arg: nodes[arg.name] if isinstance(arg, Ref) else arg
         )
         nodes[name] = graph.create_node(op, target, args, kwargs, name=name)
         nodes[name].meta.update(meta)
@@ -127,17 +127,17 @@ def _graph(rows: Rows) -> GraphModule:
 def _fakes(inputs: Inputs, values: list[Any], env: Any) -> list[Any]:
     """Return fakes of a graph's inputs, with new symbols in the places of the old ones."""
     mode = fake.fake_mode(env)
-    made: dict[Source, Any] = {}
+    fakes: dict[Source, Any] = {}
     for (source, dims, free), value in zip(inputs, values):
         if isinstance(value, torch.Tensor):
             name = source.expr()
-            made[source] = fake.to_fake(mode, value, dims, name, free_strides=free)
+            fakes[source] = fake.to_fake(mode, value, dims, name, free_strides=free)
     for (source, *_), value in zip(inputs, values):
         if isinstance(source, TensorProperty):
-            made[source] = getattr(made[source.base], source.prop)(source.dim)
-        elif source not in made:
-            made[source] = fake.new_symint(env, value, source.expr(), duck=False)
-    return [made[source] for source, *_ in inputs]
+            fakes[source] = getattr(fakes[source.base], source.prop)(source.dim)
+        elif source not in fakes:
+            fakes[source] = fake.new_symint(env, value, source.expr(), duck=False)
+    return [fakes[source] for source, *_ in inputs]
 
 
 # ---- from a capture to bytes
@@ -149,8 +149,8 @@ class _Saver(serialization.GuardPickler):
     `owners` are the functions whose code the entry may hold.
     """
 
-    def __init__(self, file: Any, known: Mapping[int, Any], owners: list[Any]) -> None:
-        super().__init__(file, known)
+    def __init__(self, file: Any, references: Mapping[int, Any], owners: list[Any]) -> None:
+        super().__init__(file, references)
         self.owners = {id(owner.__code__): owner for owner in owners}
 
     def reducer_override(self, obj: Any) -> Any:
@@ -187,17 +187,17 @@ def to_bytes(
 ) -> bytes | str:  # fmt: skip
     """Return what a capture made, for other processes, or why they could not use it."""
     home = original(decode(tx.function.__code__)).code
-    data = {place: obj for place, obj in tx.library.items() if not callable(obj)}
-    known: dict[int, Any] = {id(obj): ("place", *place) for place, obj in data.items()
+    data = {key: obj for key, obj in tx.library.items() if not callable(obj)}
+    references: dict[int, Any] = {id(obj): ("place", *key) for key, obj in data.items()
                              if isinstance(obj, list | dict | set)}  # fmt: skip
-    known[id(home)] = _HOME
+    references[id(home)] = _HOME
     for value in code.co_consts:
         if (
             isinstance(value, getattr(usable_extension(), "Check", ()))
             or getattr(value, "func", None) is frame.run
         ):
-            known[id(value)] = _CALLER
-    library = tuple((*place, repr(value)) for place, value in data.items())
+            references[id(value)] = _CALLER
+    library = tuple((*key, repr(value)) for key, value in data.items())
     file = io.BytesIO()
     try:
         other = tx.graph.inference is not torch.is_inference_mode_enabled()
@@ -205,8 +205,8 @@ def to_bytes(
             raise NotSerializable("process-bound", tx.process_bound or "a mode, or control flow")
         blank, where = marshal.dumps(code.replace(co_consts=())), tuple(_readable(inputs))
         entry = Saved(library, tuple(guards), blank, code.co_consts, rows, where, stopped)
-        owners = [one.function.obj for one in tx.frames if one.function.obj is not None]
-        _Saver(file, known, owners).dump(entry)
+        owners = [outer.function.obj for outer in tx.frames if outer.function.obj is not None]
+        _Saver(file, references, owners).dump(entry)
     except Exception as reason:
         if config.settings.raise_internal_errors and not isinstance(reason, NotSerializable):
             raise
@@ -225,8 +225,8 @@ def _readable(inputs: list[GraphInput]) -> Iterator[tuple[Source, Dims, Dims]]:
         unknown = not all(sizes[dim].node.has_hint() for dim in dims)
         if alone or unknown or isinstance(source, ConstSource) or any(origins(source)):
             raise NotSerializable("process-bound", f"input {source} of the graph")
-        free = {one.source.dim for one in inputs if isinstance(one.source, TensorProperty)
-                and (one.source.base, one.source.prop) == (source, "stride")}  # fmt: skip
+        free = {entry.source.dim for entry in inputs if isinstance(entry.source, TensorProperty)
+                and (entry.source.base, entry.source.prop) == (source, "stride")}  # fmt: skip
         yield source, dims, tuple(sorted(free))
 
 
@@ -242,9 +242,9 @@ class CaptureCache:
     def __init__(self, function: types.FunctionType, *rules: Any) -> None:
         code = function.__code__
         settings = (config.settings.as_dict(), guards_settings.as_dict(), *rules)
-        parts = (_environment(), settings, function.__module__, serialization.digest(code))
+        digest_of = (_environment(), settings, function.__module__, serialization.digest(code))
         self.folder = cache_dir("precompiled")
-        self.key = hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
+        self.key = hashlib.sha256(repr(digest_of).encode()).hexdigest()[:40]
         self.entries: list[Saved] = []
         for path in sorted(self.folder.glob(f"{self.key}-*")):
             data = read_checked(path)
@@ -254,7 +254,7 @@ class CaptureCache:
             loader.known = {_HOME: original(decode(code)).code, _CALLER: _CALLER}
             try:
                 entry = loader.load()
-                same = [repr(serialization.find(*place)) == text for *place, text in entry.library]
+                same = [repr(serialization.find(*key)) == text for *key, text in entry.library]
                 self.entries += [entry] if all(same) else []
             except Stale as reason:
                 _log.info("%s: kept code is passed over: %s", code.co_qualname, reason)

@@ -35,36 +35,36 @@ def in_pieces(function: Any) -> Any:
     plain = getattr(function, "__func__", function)
     if not plain.__code__.co_flags & _ASYNC:
         return function
-    known = decode(plain.__code__).derived
-    if "piece" not in known:
-        known["piece"] = _of_kind(plain.__code__, inspect.CO_GENERATOR)
-    made = types.FunctionType(
-        known["piece"], plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
+    derived = decode(plain.__code__).derived
+    if "piece" not in derived:
+        derived["piece"] = _of_kind(plain.__code__, inspect.CO_GENERATOR)
+    result = types.FunctionType(
+        derived["piece"], plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
     )
-    made.__kwdefaults__, made.__module__ = plain.__kwdefaults__, plain.__module__
-    return made if plain is function else types.MethodType(made, function.__self__)
+    result.__kwdefaults__, result.__module__ = plain.__kwdefaults__, plain.__module__
+    return result if plain is function else types.MethodType(result, function.__self__)
 
 
-def _of_kind(code: types.CodeType, kind: int) -> types.CodeType:
-    return code.replace(co_flags=code.co_flags & ~_KINDS | kind)
+def _of_kind(code: types.CodeType, flags: int) -> types.CodeType:
+    return code.replace(co_flags=code.co_flags & ~_KINDS | flags)
 
 
 def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[..., Any]:
     """Return a version of a function: `begin` makes the first piece, the hook asks `miss`."""
     own, first = function.__code__, in_pieces(function)
-    kind = own.co_flags & _KINDS
-    code = _of_kind((_generator if kind else _coroutine).__code__, kind)
+    flags = own.co_flags & _KINDS
+    code = _of_kind((_generator if flags else _coroutine).__code__, flags)
     names = {name: getattr(own, name) for name in _SHOWN}  # by an error before the first step
     made_by: Any = types.FunctionType(code.replace(**names), globals())
-    wrap = _Unclosed if kind & _ASYNC else iter
+    wrap = _Unclosed if flags & _ASYNC else iter
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():  # torch.compile inlines the function; see `decorators` for weft
             return function(*args, **kwargs)
         first(*args, **kwargs).close()  # refuses arguments that do not fit
-        made: Any = made_by(wrap(_pieces(begin, miss, args, kwargs)))
-        made.__name__, made.__qualname__ = function.__name__, function.__qualname__
-        return made
+        result: Any = made_by(wrap(_pieces(begin, miss, args, kwargs)))
+        result.__name__, result.__qualname__ = function.__name__, function.__qualname__
+        return result
 
     return optimised
 
@@ -105,26 +105,26 @@ def _pieces(
     """Run the pieces one after the other, each step of one with the hook on."""
     piece = begin(*args, **kwargs)
     del args, kwargs
-    step, given = piece.send, list[Any]([None])  # in a list: no traceback holds an error by it
+    step, inbox = piece.send, list[Any]([None])  # in a list: no traceback holds an error by it
     while True:
         try:
-            item = frame.run(miss, step, given.pop())
+            item = frame.run(miss, step, inbox.pop())
         except StopIteration as stop:
             if type(stop.value) is not _TailCall:
                 return stop.value
             following = list[Any](cast(Any, stop.value))
         else:
             try:
-                given.append((yield item))
+                inbox.append((yield item))
                 step = piece.send
             except BaseException as error:
                 error.__traceback__ = _own_frames(error.__traceback__)
-                given.append(error)
+                inbox.append(error)
                 step = piece.throw
             continue
         piece = frame.run(miss, *following)
         following.clear()
-        step, given = piece.send, [None]
+        step, inbox = piece.send, [None]
 
 
 class _Unclosed:
@@ -140,16 +140,16 @@ class _Unclosed:
     def __next__(self) -> Any:
         return self.send(None)
 
-    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
-        given = () if value is None else value if isinstance(value, tuple) else (value,)
-        error = kind(*given) if isinstance(kind, type) else kind
+    def throw(self, error_type: Any, value: Any = None, trace: Any = None) -> Any:
+        args = () if value is None else value if isinstance(value, tuple) else (value,)
+        error = error_type(*args) if isinstance(error_type, type) else error_type
         error = value if isinstance(value, BaseException) else error
         return self.pieces.throw(error if trace is None else error.with_traceback(trace))
 
     def __del__(self) -> None:
         if self.pieces.gi_suspended:
-            for one in (self.pieces, inspect.getgeneratorlocals(self.pieces)["piece"]):
-                drop_unclosed(one)
+            for generator in (self.pieces, inspect.getgeneratorlocals(self.pieces)["piece"]):
+                drop_unclosed(generator)
 
 
 def _own_frames(shown: types.TracebackType | None) -> types.TracebackType | None:

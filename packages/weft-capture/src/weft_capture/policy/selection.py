@@ -113,46 +113,46 @@ _WORKING = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 
 
 def _holds_tensor(value: Any, depth: int) -> bool:
-    kind = type(value)  # `isinstance` would ask the value for its class
-    if issubclass(kind, _WORKING):
+    cls = type(value)  # `isinstance` would ask the value for its class
+    if issubclass(cls, _WORKING):
         return True
-    if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
+    if cls.__name__ == "ndarray" and cls.__module__ == "numpy":
         return True
     if depth == 0:
         return False
     inner: Iterable[object] = ()
-    if issubclass(kind, tuple):  # by the methods of builtin types: those of a subclass would run
+    if issubclass(cls, tuple):  # by the methods of builtin types: those of a subclass would run
         inner = tuple.__getitem__(value, slice(16))
-    elif issubclass(kind, list):
+    elif issubclass(cls, list):
         inner = list.__getitem__(value, slice(16))
-    elif issubclass(kind, dict):
+    elif issubclass(cls, dict):
         inner = list(dict.values(value))[:64]
-    elif kind is functools.partial:  # its dict, once asked for, keeps it from being merged
+    elif cls is functools.partial:  # its dict, once asked for, keeps it from being merged
         inner = (value.func, *value.args, *value.keywords.values())
-    elif kind.__module__ != "builtins":
-        inner = _attributes(value, kind)
+    elif cls.__module__ != "builtins":
+        inner = _attributes(value, cls)
     return any(_holds_tensor(item, depth - 1) for item in inner)
 
 
-def _attributes(value: object, kind: type) -> list[object]:
+def _attributes(value: object, value_type: type) -> list[object]:
     """Return what an object holds, in its dict and its slots, without running code of its class."""
-    found: list[object] = []
-    if kind.__dictoffset__:
-        found += list(attributes.dict_of(value).values())[:64]
-    for slot in (one for cls in kind.__mro__ for one in vars(cls).values()):
+    values: list[object] = []
+    if value_type.__dictoffset__:
+        values += list(attributes.dict_of(value).values())[:64]
+    for slot in (attribute for cls in value_type.__mro__ for attribute in vars(cls).values()):
         if isinstance(slot, types.MemberDescriptorType):
             with suppress(AttributeError):
-                found.append(slot.__get__(value, kind))
-    return found
+                values.append(slot.__get__(value, value_type))
+    return values
 
 
 def _is_torch(value: object) -> bool:
-    kind = type(value)
-    if issubclass(kind, torch.Tensor | torch.nn.Module):
+    cls = type(value)
+    if issubclass(cls, torch.Tensor | torch.nn.Module):
         return True
-    if not isinstance(kind.__getattribute__, types.WrapperDescriptorType):
+    if not isinstance(cls.__getattribute__, types.WrapperDescriptorType):
         return False  # asking would run it
-    if issubclass(kind, types.ModuleType):
+    if issubclass(cls, types.ModuleType):
         return str(vars(value).get("__name__")).partition(".")[0] == "torch"
     return (getattr(value, "__module__", None) or "").startswith("torch.")
 

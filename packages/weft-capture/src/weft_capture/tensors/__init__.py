@@ -1,1 +1,1 @@
-"""Tensors, symbolic numbers, the graph that calls of them become, and its inputs."""
+"""Tensors and symbolic numbers, the graph under construction, and its inputs."""

@@ -15,7 +15,7 @@ Dims = tuple[int, ...]
 
 
 def dynamic_layout(tx: Tracer, tensor: torch.Tensor, source: Source) -> tuple[Dims, Dims]:
-    """Return which dimensions of an input become symbolic, and whose strides become symbols."""
+    """Return the dimensions of an input that become symbolic, and those whose strides do."""
     if tx.policy is None or isinstance(source, ConstSource):
         return (), ()
     dims = tuple(d for d, varies in enumerate(tx.policy.dims(source, tensor)) if varies)

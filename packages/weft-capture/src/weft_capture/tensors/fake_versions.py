@@ -1,4 +1,4 @@
-"""What an operation that writes to fake tensors changes of them, to be put back with its step."""
+"""State of fake tensors that an operation changes in place, so that a rollback can restore it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ State = tuple[torch.Tensor, int, bool, Layout | None]
 def states(values: Iterable[Any], target: Any) -> list[State]:
     """Return the states of the tensors among values, and in lists of them, before `target`."""
     reshapes = changes_layout(getattr(target, "__name__", target))
-    found: list[State] = []
+    snapshot: list[State] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             laid_out = reshapes and value.layout is torch.strided
             layout = layout_of(value) if laid_out else None
-            found.append((value, version_of(value), value.requires_grad, layout))
+            snapshot.append((value, version_of(value), value.requires_grad, layout))
         elif isinstance(value, list | tuple):
-            found += states(value, target)
-    return found
+            snapshot += states(value, target)
+    return snapshot
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
@@ -37,21 +37,25 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 @functools.cache
 def changes_layout(name: str) -> bool:
-    """Say whether an operation gives its first argument another layout in place (`t_`)."""
+    """Say whether an operation changes the layout of its first argument in place (`t_`)."""
     in_place = name[-1:] == "_" and name[-2:] != "__"
-    found: Any = getattr(torch.ops.aten, name.partition(".")[0], None) if in_place else None
-    tags = {tag for one in found.overloads() for tag in getattr(found, one).tags} if found else ()
+    packet: Any = getattr(torch.ops.aten, name.partition(".")[0], None) if in_place else None
+    tags = (
+        {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
+        if packet
+        else ()
+    )
     return torch.Tag.inplace_view in tags
 
 
 def restore(before: list[State]) -> None:
-    """Put tensors back; a view whose base has a history now keeps that."""
-    for one, version, requires_grad, layout in before:
+    """Restore tensors; a view whose base now has a `grad_fn` keeps its own."""
+    for tensor, version, requires_grad, layout in before:
         if layout is not None:
             with torch.no_grad():
-                one.as_strided_(*layout)
-        if one.requires_grad and not requires_grad:
+                tensor.as_strided_(*layout)
+        if tensor.requires_grad and not requires_grad:
             with suppress(RuntimeError):
-                _ = one.requires_grad_(False) if one.is_leaf else one.detach_()
-        if version_of(one) != version:
-            torch._C._autograd._unsafe_set_version_counter((one,), (version,))
+                _ = tensor.requires_grad_(False) if tensor.is_leaf else tensor.detach_()
+        if version_of(tensor) != version:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

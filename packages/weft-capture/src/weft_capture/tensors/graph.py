@@ -1,8 +1,7 @@
-"""The fx graph under construction: inputs, nodes, and the fake tensors that run beside them.
+"""The fx graph under construction: inputs, nodes, and their fake tensors.
 
-`emit` is the one place where an operation enters the graph: the operation runs on fake tensors
-first (which checks it and tells the result's shape), then becomes a node. Whatever a speculative
-step added is taken out again when the step is rolled back.
+Every operation enters the graph through `emit`. It runs on fake tensors first, which checks it and
+gives the result's shape, then it becomes a node. A rollback of a step removes its nodes.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ class GraphBuilder:
     ) -> TensorValue:
         """Return the value of a tensor from outside, a new placeholder of the graph.
 
-        The dimensions `dynamic_dims` get symbols, and so do the strides of `free_strides`; `inner`
-        are the fakes inside of a tensor of a wrapper class.
+        The dimensions `dynamic_dims` and the strides of `free_strides` get symbols; `inner` are the
+        fake inner tensors of a wrapper subclass.
         """
         if torch._is_functional_tensor(tensor) or torch._is_zerotensor(tensor):
             raise Break("unsupported-tensor", "a tensor that stands for memory it does not have")
@@ -124,12 +123,12 @@ class GraphBuilder:
         amounts += [("stride", d, twin.stride(d), tensor.stride(d)) for d in free_strides]
         for prop, dim, amount, now in amounts:
             if isinstance(amount, torch.SymInt) and amount.node.expr not in self.symbols:
-                place = TensorProperty(source, prop, dim)
-                self.symbols[amount.node.expr] = self._placeholder(place, amount, now)
+                property_source = TensorProperty(source, prop, dim)
+                self.symbols[amount.node.expr] = self._placeholder(property_source, amount, now)
         node = self._placeholder(source, twin, tensor)
-        kind = TensorValue if inner is None else WrapperValue
+        value_class = TensorValue if inner is None else WrapperValue
         self.has_wrappers = self.has_wrappers or inner is not None
-        value = kind(node, twin, source, type(tensor), tensor)
+        value = value_class(node, twin, source, type(tensor), tensor)
         self.tx.steps.saw_tensor()
         self._by_fake[id(twin)] = value
         return value
@@ -148,12 +147,12 @@ class GraphBuilder:
         return SymValue(node, symbol, source)
 
     def _placeholder(self, source: Source, example: object, real: object) -> Node:
-        """Add a placeholder behind those that are there, before all operations."""
+        """Add a placeholder after the existing ones, before all operations."""
         name = re.sub(r"\W+|_+", "_", source.expr()).strip("_").lower()
         graph = self.graph
         with graph.inserting_after(self._last_input):
             node = graph.placeholder(name)
-        # Of two sources with like names fx renames only the second node, not what it is called by.
+        # Where two sources have one name, fx renames the second node but not its target.
         node.target = node.name
         node.meta["example_value"] = example
         node.meta["source_name"] = source.expr()
@@ -177,7 +176,7 @@ class GraphBuilder:
             args: for a method, the object first.
 
         Raises:
-            Break: when the operation cannot run on fake tensors, or its result is not for a graph.
+            Break: when the operation cannot run on fake tensors, or a graph cannot hold its result.
         """
         function = getattr(torch.Tensor, target, None) if op == "call_method" else target
         of_python = getattr(target, "__module__", None) in ("_operator", "builtins")
@@ -203,7 +202,7 @@ class GraphBuilder:
         assumed = [expr for expr in self._newly_assumed() if target is not ASSERT]
         if assumed and not self.reads_data():
             raise Break("data-dependent-value", f"whether {assumed[0]}")
-        # Conditions come before the operation, lest it settles them, and their checks behind it.
+        # Conditions come before the operation, which would decide them, and their checks after it.
         conditions = self._conditions(assumed)
         if _is_plain(result) and result is not None:
             value = self.tx.literal(result)
@@ -222,8 +221,13 @@ class GraphBuilder:
     def _newly_assumed(self) -> list[Any]:
         """Return what the last operation assumed of numbers out of tensors."""
         env = self.shape_env
-        found = env.deferred_runtime_asserts.values() if env is not None else ()
-        new = {one.expr: None for group in found for one in group if one.expr not in self._assumed}
+        asserts = env.deferred_runtime_asserts.values() if env is not None else ()
+        new = {
+            assertion.expr: None
+            for group in asserts
+            for assertion in group
+            if assertion.expr not in self._assumed
+        }
         self._assumed.update(new)
         return list(new)
 
@@ -259,7 +263,7 @@ class GraphBuilder:
         return node
 
     def _check_inference(self, target: Any) -> None:
-        """Hold all operations of the graph to one inference mode: it runs in that as a whole."""
+        """Break unless all operations of the graph run in one inference mode."""
         now, before = torch.is_inference_mode_enabled(), self.inference
         if now is self.inference or target in _MODES:
             return
@@ -277,12 +281,12 @@ class GraphBuilder:
         self.tx.journal.on_rollback(lambda: self.discard(node))
 
     def discard(self, node: Node) -> None:
-        """Take a node out again that nothing uses."""
+        """Remove a node that has no users."""
         if node._erased:
             return
-        known = id(node.meta.get("example_value"))
-        if known in self._by_fake and self._by_fake[known].node is node:
-            del self._by_fake[known]  # not where the node wrote to the tensor of another
+        example_id = id(node.meta.get("example_value"))
+        if example_id in self._by_fake and self._by_fake[example_id].node is node:
+            del self._by_fake[example_id]  # not where the node wrote to the tensor of another
         self.op_count -= 1
         self.graph.erase_node(node)
 
@@ -311,7 +315,7 @@ class GraphBuilder:
             raise Break(code, f"{name}: {str(error)[:300]}") from error
         finally:
             self.mode.is_checked = False
-        # torch says that of itself once, when it loads a part of itself.
+        # torch gives this warning itself, once, while it loads one of its modules.
         if warned and "torch.jit." not in warned[0]:
             raise Break("warns", warned[0][:300])
         if self.shape_env is not None and self.shape_env.pending_fresh_unbacked_symbols:
@@ -330,11 +334,11 @@ class GraphBuilder:
         return self.reading or config.settings.capture_scalar_outputs
 
     def result(self, node: Node, result: Any) -> Value:
-        """Turn what a node returned on fakes into values; parts become getitem nodes."""
+        """Turn the fake result of a node into values; items of containers become getitem nodes."""
         if isinstance(result, torch.Tensor):
-            known = self._by_fake.get(id(result))
-            if known is not None:
-                return known
+            existing = self._by_fake.get(id(result))
+            if existing is not None:
+                return existing
             if is_wrapper_subclass(type(result)):
                 if not subclass.is_whole(result):
                     raise Break("tensor-subclass", f"an empty {type(result).__name__}")
@@ -362,25 +366,27 @@ class GraphBuilder:
         """Wrap a symbolic number; one that turned out static is a constant."""
         if is_ragged_size(result):
             raise Break("tensor-subclass", "a ragged size that an operation returns")
-        known = _known_int(result)
-        return SymValue(node, result) if known is None else self.tx.literal(known)
+        static = _known_int(result)
+        return SymValue(node, result) if static is None else self.tx.literal(static)
 
     def _part(self, node: Node, key: Any, item: Any) -> Value:
         if _is_plain(item):
             return self.tx.literal(item)
-        part = self.node("call_function", operator.getitem, (node, key), {}, item)
-        return self.result(part, item)
+        item_node = self.node("call_function", operator.getitem, (node, key), {}, item)
+        return self.result(item_node, item)
 
     def inside(self, tensor: TensorValue, name: str) -> Value:
-        """Return a tensor that is inside of one of a wrapper class."""
-        part = getattr(tensor.fake, name)
-        known = self._by_fake.get(id(part))
-        if known is not None:
-            return known
-        return self.result(self.node("call_function", getattr, (tensor.node, name), {}, part), part)
+        """Return an inner tensor of a wrapper subclass."""
+        inner = getattr(tensor.fake, name)
+        existing = self._by_fake.get(id(inner))
+        if existing is not None:
+            return existing
+        return self.result(
+            self.node("call_function", getattr, (tensor.node, name), {}, inner), inner
+        )
 
     def replace(self, tensor: TensorValue, other: Value) -> None:
-        """Let a value made in the graph stand for a new tensor."""
+        """Return the value of a new tensor that the graph computes."""
         assert isinstance(other, TensorValue)
         old = tensor.node, tensor.fake
 
@@ -393,7 +399,7 @@ class GraphBuilder:
         self._by_fake[id(other.fake)] = tensor
 
     def detach_users(self, tensor: TensorValue) -> None:
-        """Have what used an input so far use an alias of it, without a history."""
+        """Make the users of an input so far use a detached alias of it."""
         users, fake = list(tensor.node.users), tensor.fake.detach()
         alias = self.node("call_method", "detach", (tensor.node,), {}, fake)
         self._last_input.append(alias)
@@ -405,9 +411,9 @@ class GraphBuilder:
     def size(self, tensor: TensorValue, dim: int) -> Value:
         """Return one size of a tensor, a constant or a symbolic int."""
         size: Any = tensor.fake.shape[dim]
-        known = _known_int(size)
-        if known is not None:
-            return self.tx.literal(known)
+        static = _known_int(size)
+        if static is not None:
+            return self.tx.literal(static)
         ragged = is_ragged_size(size)
         node = None if ragged else self.symbols.get(size.node.expr)
         if node is None:
@@ -456,14 +462,14 @@ class GraphBuilder:
 
 @functools.cache
 def _quiet_fake_errors() -> None:
-    """Keep torch from logging an operation's error: it becomes a break, and eager raises it."""
+    """Keep torch from logging an operation's error, which becomes a break."""
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(
         lambda record: record.levelno < logging.ERROR
     )
 
 
 def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
-    """Refuse to give a tensor from outside another size, of which only its fake would know."""
+    """Break where an operation resizes an input: only its fake would have the new size."""
     out = kwargs.get("out")
     object_of = args[:1] if getattr(target, "__name__", target) in _RESHAPES else []
     into = out.items if isinstance(out, SequenceValue) else [out] if out else object_of
@@ -472,9 +478,9 @@ def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
     same = out is not None
     with suppress(Exception):  # of an operation that fails anyway
         rest = {name: value.example() for name, value in kwargs.items() if name != "out"}
-        made: Any = target(*(arg.example() for arg in args), **rest) if same else None
-        made = [made] if len(into) == 1 else made
-        same = same and [t.shape for t in made] == [value.example().shape for value in into]
+        results: Any = target(*(arg.example() for arg in args), **rest) if same else None
+        results = [results] if len(into) == 1 else results
+        same = same and [t.shape for t in results] == [value.example().shape for value in into]
     if not same:
         raise Break("tensor-storage", "giving a tensor from outside another size")
 

@@ -1,9 +1,9 @@
-"""What the handlers of a wrapper class read, guarded; handlers that do more than compute, refused.
+"""Guards on what the handlers of a wrapper subclass read; handlers with side effects break.
 
-Handlers (`__torch_dispatch__` and what it calls) run while capturing and are not executed
-symbolically. So their code is looked through: the globals, closures and class attributes that
-it names must be constants, functions, classes, modules or tables, which later calls must find
-again, and it must not change or show anything that outlives it.
+Handlers (`__torch_dispatch__` and the functions that it calls) run while capturing and are not
+executed symbolically. So their code is inspected: the globals, closures and class attributes that
+it names must be constants, functions, classes, modules or tables, which become guards, and it must
+not change or print anything that outlives the call.
 """
 
 from __future__ import annotations
@@ -41,44 +41,44 @@ _NAMED = (
 )  # fmt: skip
 
 
-def guard_class(tx: Tracer, kind: type) -> None:
+def guard_class(tx: Tracer, cls: type) -> None:
     """Guard what a class's handlers depend on.
 
     Raises:
-        Break: for handlers that do more than compute, or depend on what cannot be guarded.
+        Break: for handlers that have side effects, or depend on objects that have no guard.
     """
     seen: set[Any] = set()
     for name in _ENTRIES:
-        found = attributes.lookup(kind, name)
-        if found is not None and not issubclass(torch.Tensor, found[0]):
-            _look_through(tx, kind, _function(found[1]), seen, name in _MAKING)
+        mro_entry = attributes.lookup(cls, name)
+        if mro_entry is not None and not issubclass(torch.Tensor, mro_entry[0]):
+            _look_through(tx, cls, _function(mro_entry[1]), seen, name in _MAKING)
 
 
 def _function(attribute: Any) -> Any:
     return getattr(attribute, "fget", None) or getattr(attribute, "__func__", attribute)
 
 
-def _look_through(tx: Tracer, kind: type, function: Any, seen: set[Any], makes: bool) -> None:
-    known = not isinstance(function, types.FunctionType) or function in seen
-    if known or attributes.is_immutable_module(function.__module__):
+def _look_through(tx: Tracer, cls: type, function: Any, seen: set[Any], makes: bool) -> None:
+    skipped = not isinstance(function, types.FunctionType) or function in seen
+    if skipped or attributes.is_immutable_module(function.__module__):
         return
     seen.add(function)
     for code in _codes(function.__code__):
         steps = list(dis.get_instructions(code))
-        done = {one.opname for one in steps}
+        done = {instr.opname for instr in steps}
         stores = "STORE_ATTR" in done and not makes
         outer = function.__code__.co_freevars
-        stores |= any(one.opname == "STORE_DEREF" and one.argval in outer for one in steps)
+        stores |= any(instr.opname == "STORE_DEREF" and instr.argval in outer for instr in steps)
         if done & _WRITES or stores or _SHOWS.intersection(code.co_names):
-            raise Break("torch-function", f"a handler of {kind.__name__} that has effects")
+            raise Break("torch-function", f"a handler of {cls.__name__} that has effects")
         changes = bool(done & _SETS) or _changes_others(steps)
-        for value, read, *where in _named(kind, function, code):
+        for value, read, *where in _named(cls, function, code):
             source = CallSource(read, tuple(map(ConstSource, where)))
-            _depend(tx, kind, value, source, seen, changes)
+            _depend(tx, cls, value, source, seen, changes)
 
 
 def _changes_others(steps: list[dis.Instruction]) -> bool:
-    """Say whether code calls a method that changes a container which is no local variable."""
+    """Say whether code calls a mutating method of a container that is not a local variable."""
     return any(
         now.argval in _CHANGES and now.opname in _READS and "LOAD_FAST" not in before.opname
         for before, now in itertools.pairwise(steps)
@@ -92,56 +92,56 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(inner)
 
 
-def _named(kind: type, function: types.FunctionType, code: types.CodeType) -> Iterator[Any]:
-    """Yield what code names: the object, a function that reads it, and what that takes."""
+def _named(cls: type, function: types.FunctionType, code: types.CodeType) -> Iterator[Any]:
+    """Yield each object that code names, a function that reads it, and its arguments."""
     for name in code.co_names:
         if name in function.__globals__:
             yield function.__globals__[name], operator.getitem, function.__globals__, name
-        found = attributes.lookup(kind, name)
-        if found is not None and not issubclass(torch.Tensor, found[0]):
-            yield _function(found[1]), _of_class, kind, name
+        mro_entry = attributes.lookup(cls, name)
+        if mro_entry is not None and not issubclass(torch.Tensor, mro_entry[0]):
+            yield _function(mro_entry[1]), _of_class, cls, name
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in code.co_freevars:
         if name in cells and name != "__class__":
             yield cells[name].cell_contents, getattr, cells[name], "cell_contents"
 
 
-def _of_class(kind: type, name: str) -> Any:
-    found = find_in_class(kind, name)
-    return found and _function(found[1])
+def _of_class(cls: type, name: str) -> Any:
+    mro_entry = find_in_class(cls, name)
+    return mro_entry and _function(mro_entry[1])
 
 
 def _depend(
-    tx: Tracer, kind: type, value: Any, source: CallSource, seen: set[Any], changes: bool
+    tx: Tracer, cls: type, value: Any, source: CallSource, seen: set[Any], changes: bool
 ) -> None:
-    """Guard something that a handler names, or refuse it."""
+    """Guard an object that a handler names, or break."""
     if is_constant_object(value):
         tx.guard_constant(source, value)
     elif isinstance(value, types.FunctionType):
-        _look_through(tx, kind, value, seen, False)
+        _look_through(tx, cls, value, seen, False)
         tx.guard_identity(source, value)
     elif type(value) in _CONTAINERS and not changes:
-        kept = _kept(tx, kind, value, seen)
+        kept = _kept(tx, cls, value, seen)
         tx.guard(CallSource(_is_still, (source, ConstSource(kept))), "CONST", True)
     else:
-        _refuse_unknown(kind, value)
+        _refuse_unknown(cls, value)
 
 
-def _kept(tx: Tracer, kind: type, value: Any, seen: set[Any]) -> Any:
-    """Return a copy of a container that a handler reads, of whose objects each may be named."""
+def _kept(tx: Tracer, cls: type, value: Any, seen: set[Any]) -> Any:
+    """Return a copy of a container that a handler reads, after checking each object in it."""
     if type(value) is dict:
-        return {key: _kept(tx, kind, entry, seen) for key, entry in value.items()}
+        return {key: _kept(tx, cls, entry, seen) for key, entry in value.items()}
     if type(value) in _CONTAINERS:
-        return type(value)(_kept(tx, kind, entry, seen) for entry in value)
+        return type(value)(_kept(tx, cls, entry, seen) for entry in value)
     if isinstance(value, types.FunctionType):
-        _look_through(tx, kind, value, seen, False)
+        _look_through(tx, cls, value, seen, False)
     elif not is_constant_object(value):
-        _refuse_unknown(kind, value)
+        _refuse_unknown(cls, value)
     return value
 
 
 def _is_still(value: Any, before: Any) -> bool:
-    """Say whether what a handler reads holds what it held."""
+    """Say whether an object that a handler reads is unchanged."""
     if type(value) is not type(before):
         return False
     if type(value) is dict:
@@ -152,8 +152,8 @@ def _is_still(value: Any, before: Any) -> bool:
     return value is before or (is_constant_object(value) and value == before)
 
 
-def _refuse_unknown(kind: type, value: Any) -> None:
-    known = type(value).__module__.startswith("torch") or isinstance(value, _NAMED)
-    if isinstance(value, torch.Tensor | torch.nn.Module) or not known:
+def _refuse_unknown(cls: type, value: Any) -> None:
+    named = type(value).__module__.startswith("torch") or isinstance(value, _NAMED)
+    if isinstance(value, torch.Tensor | torch.nn.Module) or not named:
         what = type(value).__name__
-        raise Break("torch-function", f"a {what} that a handler of {kind.__name__} uses")
+        raise Break("torch-function", f"a {what} that a handler of {cls.__name__} uses")

@@ -1,4 +1,4 @@
-"""What a graph takes: where it is loaded from, and what the program may do to it."""
+"""Inputs of a graph: their sources, and checks of writes to them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GraphInput:
     requires_grad: bool | None = None
     layout: Layout | None = None
 
-    def given(self) -> object:
+    def graph_example(self) -> object:
         """Return the example as the graph will get such an object."""
         if self.requires_grad is None:
             return self.example
@@ -47,12 +47,12 @@ class GraphInput:
         return self.example.detach().requires_grad_(self.requires_grad)
 
     def is_shared(self) -> bool:
-        """Say whether this is a tensor that others may hold too, not one made for the call."""
-        made = (
+        """Say whether other code may hold this tensor, which is not created for the call."""
+        deferred = (
             isinstance(self.source, CallSource)
             and self.source.function is symbolic_scalars.scalar_tensor
         )
-        return isinstance(self.example, torch.Tensor) and not made
+        return isinstance(self.example, torch.Tensor) and not deferred
 
     def is_written(self) -> bool:
         """Say whether the graph may write to this input in place."""
@@ -63,7 +63,7 @@ class GraphInput:
 
 
 def is_writable(tensor: torch.Tensor) -> bool:
-    """Say whether autograd may record a write to a tensor, and nothing watches its history."""
+    """Say whether autograd may record a write to a tensor, and no hook observes its history."""
     if not tensor._is_view():
         return not tensor.retains_grad and not (tensor.requires_grad and tensor.is_leaf)
     if torch._C._autograd._get_creation_meta(tensor) != CreationMeta.DEFAULT:
@@ -75,41 +75,41 @@ def is_writable(tensor: torch.Tensor) -> bool:
 
 
 def note_writes(inputs: list[GraphInput], step: int) -> Callable[[], None]:
-    """Note to which inputs autograd recorded a write; returns what takes the notes back.
+    """Mark the inputs to which autograd recorded a write; returns a function that undoes that.
 
     It is called when the fakes are restored.
     """
-    found = []
+    marked = []
     for entry in inputs:
         history = getattr(entry.node_example, "grad_fn", None)
         if history is not entry.history:
-            found.append((entry, entry.recorded_at))
+            marked.append((entry, entry.recorded_at))
             entry.history = history
             entry.recorded_at = step if entry.recorded_at < 0 else entry.recorded_at
 
     def forget() -> None:
-        for entry, before in found:
+        for entry, before in marked:
             entry.recorded_at, entry.history = before, getattr(entry.node_example, "grad_fn", None)
 
     return forget
 
 
 def note_layouts(inputs: list[GraphInput], before: list[State]) -> Callable[[], None]:
-    """Note the layout of inputs that an operation changed; returns what takes the notes back."""
-    layouts = {id(one): layout for one, *_, layout in before if layout is not None}
-    found = [e for e in inputs if e.layout is None and id(e.node_example) in layouts]
-    for entry in found:
+    """Record the old layout of inputs that an operation changed; returns the undo function."""
+    layouts = {id(tensor): layout for tensor, *_, layout in before if layout is not None}
+    unset = [e for e in inputs if e.layout is None and id(e.node_example) in layouts]
+    for entry in unset:
         entry.layout = layouts[id(entry.node_example)]
 
     def forget() -> None:
-        for entry in found:
+        for entry in unset:
             entry.layout = None
 
     return forget
 
 
 def check_writes(inputs: list[GraphInput]) -> None:
-    """Break where a recorded write is one that eager may refuse, or that other inputs show."""
+    """Break where eager may refuse a recorded write, or other inputs share its memory."""
     for entry in inputs:
         real: Any = entry.example
         if entry.recorded_at < 0:
@@ -127,9 +127,9 @@ def check_writes(inputs: list[GraphInput]) -> None:
 
 
 def write_guards(inputs: list[GraphInput]) -> list[Guard]:
-    """Guard that what a graph writes shares memory with other inputs as it does now.
+    """Guard that written inputs share memory with other inputs as they do now.
 
-    A backend may reorder reads and writes of what it takes for different tensors.
+    A backend may reorder reads and writes of tensors that it assumes not to overlap.
     """
     guards = [
         Guard.of(CallSource(is_writable, (entry.source,)), "CONST", True)
@@ -140,11 +140,13 @@ def write_guards(inputs: list[GraphInput]) -> list[Guard]:
     read: dict[Source, Any] = {}
     for entry in inputs:
         if entry.is_shared():
-            parts = subclass.inside(entry.example, entry.source)
+            inner = subclass.inside(entry.example, entry.source)
             target = written if entry.is_written() else read
-            known = set(map(id, target.values()))  # the same objects: an alias guard
-            target.update({at: one for at, one in parts.items() if id(one) not in known})
-    read = {at: t for at, t in read.items() if all(t is not one for one in written.values())}
+            target_ids = set(map(id, target.values()))  # the same objects: an alias guard
+            target.update(
+                {at: tensor for at, tensor in inner.items() if id(tensor) not in target_ids}
+            )
+    read = {at: t for at, t in read.items() if all(t is not tensor for tensor in written.values())}
     if not written or len(written) + len(read) == 1:
         return guards
     tensors = list(written.values()), list(read.values())
@@ -154,9 +156,9 @@ def write_guards(inputs: list[GraphInput]) -> list[Guard]:
 
 
 def check_views(inputs: list[GraphInput]) -> None:
-    """Break where a view came in of a tensor that the program has made require grad."""
+    """Break where an input is a view of a tensor that the program has made require grad."""
     changed = [entry.example for entry in inputs if entry.requires_grad]
     for entry in inputs if changed else ():
         base = getattr(entry.example, "_base", None)
-        if base is not None and any(base is one for one in changed):
+        if base is not None and any(base is tensor for tensor in changed):
             raise Break("autograd-state", "a view of a tensor whose requires_grad changed")

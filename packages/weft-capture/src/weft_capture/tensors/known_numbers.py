@@ -1,4 +1,4 @@
-"""Numbers in tensors that are known while capturing, without a guard on their values."""
+"""Values of tensors that capture knows without a guard on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TELLING = frozenset((
 
 
 def numbers(tensor: Value, fix: bool = False) -> Any:
-    """Return what `tolist` gives for a tensor that is made of constant numbers, else None.
+    """Return what `tolist` gives for a tensor that is built from constants, else None.
 
     `fix`: ints that vary from call to call are fixed with a guard.
     """
@@ -35,11 +35,11 @@ def numbers(tensor: Value, fix: bool = False) -> Any:
         written = isinstance(example, torch.Tensor) and (example.is_inference() or example._version)
         return node.target in _TELLING and not written and all(map(tells, node.all_input_nodes))
 
-    def made(node: Node) -> Any:
+    def evaluate(node: Node) -> Any:
         example = node.meta.get("example_value")
         if isinstance(example, torch.SymInt):
             return SymValue(node, example).as_constant()
-        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), made)
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), evaluate)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -47,31 +47,31 @@ def numbers(tensor: Value, fix: bool = False) -> Any:
     if not isinstance(tensor, TensorValue) or not tells(tensor.node):
         return None
     with unset_fake_temporarily(), torch.no_grad():
-        return made(tensor.node).tolist()
+        return evaluate(tensor.node).tolist()
 
 
-def before_graph(tx: Tracer, tensor: TensorValue) -> symbolic_scalars.Known | None:
-    """Return where a counter of an optimizer is before the graph, and what was added since.
+def before_graph(tx: Tracer, tensor: TensorValue) -> symbolic_scalars.PregraphValue | None:
+    """Return the source of an optimizer's step counter, plus what the graph has added to it.
 
     Only for a 0-dim tensor on the CPU that nothing but additions of 1 has written to.
     """
     entry, node, fake = tx.graph.input_at.get(tensor.node), tensor.node, tensor.fake
-    known: symbolic_scalars.Known | None = None
+    origin: symbolic_scalars.PregraphValue | None = None
     if fake.dim() or fake.device.type != "cpu":
         return None
     if entry is not None and isinstance(entry.example, torch.Tensor):
         with unset_fake_temporarily():
-            known = CallSource(torch.Tensor.item, (entry.source,)), entry.example.item()
+            origin = CallSource(torch.Tensor.item, (entry.source,)), entry.example.item()
     elif node.target in _MAKERS:
         number = _MAKERS[node.target](*node.args)
-        known = (ConstSource(number), number) if number.is_integer() else None  # in any dtype
+        origin = (ConstSource(number), number) if number.is_integer() else None  # in any dtype
     added = [user for user in node.users if user.target in ("add_", operator.iadd)]
     written = version_of(fake) - (entry.version if entry is not None else 0)
-    if known is None or written != len(added) or not all(_adds_one(user, node) for user in added):
+    if origin is None or written != len(added) or not all(_adds_one(user, node) for user in added):
         return None
     for _ in added:
-        known = CallSource(operator.add, (known[0], ConstSource(1.0))), known[1] + 1.0
-    return known
+        origin = CallSource(operator.add, (origin[0], ConstSource(1.0))), origin[1] + 1.0
+    return origin
 
 
 _MAKERS: dict[Any, Any] = {
@@ -82,7 +82,7 @@ _MAKERS: dict[Any, Any] = {
 
 
 def _adds_one(user: Any, node: Any) -> bool:
-    one = user.args[1]
-    if getattr(one, "target", None) is torch.tensor:
-        one = one.args[0]
-    return user.args[0] is node and one == 1 and user.kwargs.get("alpha", 1) == 1
+    addend = user.args[1]
+    if getattr(addend, "target", None) is torch.tensor:
+        addend = addend.args[0]
+    return user.args[0] is node and addend == 1 and user.kwargs.get("alpha", 1) == 1

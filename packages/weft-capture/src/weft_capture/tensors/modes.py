@@ -1,8 +1,8 @@
 """The program's function modes that are active around a frame.
 
-They would see capture's and the compiler's own calls of torch, so both work with the modes taken
-off torch's stack. Code made under modes is looked for, and does its part before a real step,
-with all handlers switched off.
+They would see the torch calls of capture and of the compiler, so both remove the modes from torch's
+stack while they work. Code compiled under modes is looked up, and runs up to an eager step, with
+all handlers disabled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def level_around() -> int:
 
 @contextmanager
 def lookup_under_modes() -> Iterator[None]:
-    """Keep modes from seeing guards; only here is code found that was made under modes."""
+    """Hide guards from modes; code that was compiled under modes is only looked up in here."""
     if not torch._C._len_torch_function_stack():
         yield
         return
@@ -76,7 +76,7 @@ def modes_put_away() -> Iterator[None]:
 
 
 def handlers_off() -> Any:
-    """Switch all handlers off; returns what switches them on again when it is called."""
+    """Disable all handlers; returns a function that enables them again."""
     context = torch._C.DisableTorchFunction()
     context.__enter__()
     return functools.partial(context.__exit__, None, None, None)

@@ -1,8 +1,8 @@
-"""Immutable data that differs from call to call: made by a real call, or varying from outside.
+"""Immutable data that differs between calls: results of deferred calls, and varying inputs.
 
-Capture knows the type of a `RuntimeValue` from an example (`hint`). It hands the value on, reads
-attributes and compares. Where the value would decide what comes next, one from outside is fixed
-with a guard, and the result of a real call breaks. Numbers of this kind are `SymFloatValue`s. A
+Capture knows the type of a `RuntimeValue` from an example (`hint`). It passes the value on, reads
+its attributes and compares it. Where control flow depends on the value, an input is fixed with a
+guard, and the result of a deferred call breaks the graph. Such numbers are `SymFloatValue`s. A
 `TextValue` is formatted where it is needed.
 """
 
@@ -28,7 +28,7 @@ _READABLE = (datetime.date, datetime.time, uuid.UUID)  # their attributes never 
 
 @dataclass(frozen=True, eq=False)
 class RuntimeSource(RootSource):
-    """The result of a real call, in a variable of the replacement code; `late`: after the graph."""
+    """The result of a deferred call, a local of the new code; `late`: known after the graph."""
 
     name: str
     late: bool
@@ -41,29 +41,29 @@ class RuntimeSource(RootSource):
 
 
 def origins(source: Source | None) -> Iterable[RuntimeSource]:
-    """Return results of real calls that a source is computed from, a late and an early one.
+    """Return the deferred results, at most a late and an early one, that a source depends on.
 
-    No guard can read those. The source remembers them.
+    No guard can read them. The source caches them.
     """
     if source is None:
         return ()
-    found: dict[bool, RuntimeSource] | None = source.__dict__.get("_origins")
-    if found is None:
-        found = {source.late: source} if isinstance(source, RuntimeSource) else {}
-        for part in getattr(source, "arguments", (source.base,)):
-            found |= {one.late: one for one in origins(part)}
-        object.__setattr__(source, "_origins", found)
-    return found.values()
+    by_time: dict[bool, RuntimeSource] | None = source.__dict__.get("_origins")
+    if by_time is None:
+        by_time = {source.late: source} if isinstance(source, RuntimeSource) else {}
+        for argument in getattr(source, "arguments", (source.base,)):
+            by_time |= {origin.late: origin for origin in origins(argument)}
+        object.__setattr__(source, "_origins", by_time)
+    return by_time.values()
 
 
-def is_made(value: Value) -> bool:
-    """Say whether a value is made anew in each call."""
+def is_runtime(value: Value) -> bool:
+    """Say whether a value is the result of a deferred call."""
     return any(origins(value.source))
 
 
 @dataclass(eq=False)
 class RuntimeValue(Varying):
-    """An object other than a number that is made anew in each call, or differs between calls."""
+    """An object, no number, that a deferred call returns or that differs between calls."""
 
     hint: Any
     source: Source | None = None
@@ -73,9 +73,9 @@ class RuntimeValue(Varying):
 
     def as_constant(self) -> Any:
         """Fix the object to the present one with a guard, and return it."""
-        if is_made(self):
-            kind = self.python_type().__name__
-            raise Break("data-dependent-value", f"a {kind} made in each call")
+        if is_runtime(self):
+            type_name = self.python_type().__name__
+            raise Break("data-dependent-value", f"a {type_name} made in each call")
         assert self.source is not None
         current_tracer().guard_constant(self.source, self.hint)
         return self.hint
@@ -84,20 +84,20 @@ class RuntimeValue(Varying):
         return tx.literal(self.as_constant()).tp_iter(tx)
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
-        found = getattr(self.hint, name, None)
-        if is_made(self):
-            if isinstance(self.hint, _READABLE) and isinstance(found, int | str):
+        attribute = getattr(self.hint, name, None)
+        if is_runtime(self):
+            if isinstance(self.hint, _READABLE) and isinstance(attribute, int | str):
                 assert self.source is not None
-                return tx.made(AttrSource(self.source, name), found)
-        elif isinstance(found, int | float | str):
+                return tx.runtime_value(AttrSource(self.source, name), attribute)
+        elif isinstance(attribute, int | float | str):
             return fold(tx, getattr, [self, constant(name)], {})
-        elif not callable(found):
+        elif not callable(attribute):
             return tx.literal(self.as_constant()).tp_getattro(tx, name)
         return super().getattr_fallback(tx, name)
 
 
 class HandleNumber(RuntimeValue):
-    """The number of a new handle of a hook: torch's dicts of hooks have it no other time."""
+    """The id of a new hook handle, which is a new key in torch's dicts of hooks."""
 
     def tp_hash(self) -> object:
         frame = current_tracer().frame
@@ -107,21 +107,21 @@ class HandleNumber(RuntimeValue):
 
 @dataclass(eq=False)
 class RandomValue(Value):
-    """A `random.Random`: the replacement code does what it does (`functions.torch.randomness`)."""
+    """A `random.Random`, whose draws are deferred calls (`functions.torch.randomness`)."""
 
     source: Source
     cls = random.Random
 
 
 class Seen:
-    """The tensors among values that are looked at later: they must be then as they are now.
+    """The tensors among arguments of a deferred call: they must not change until it runs.
 
     Args:
-        number: only the number in them is looked at, not their history.
+        number: the call reads only their value, not their `grad_fn`.
 
     Raises:
-        Break: for a tensor whose text would show a history that compiled code does not have, or
-            that a mode of the program would see.
+        Break: for a tensor whose text shows a `grad_fn` that compiled code does not have, or that
+            a function mode would see.
     """
 
     def __init__(self, tx: Tracer, values: Iterable[Value], number: bool = False) -> None:
@@ -129,9 +129,9 @@ class Seen:
         self.step = tx.steps.now
         self.tensors = [value for value in values if isinstance(value, TensorValue)]
         for tensor in self.tensors:
-            made = tensor.real is None and tensor.fake.requires_grad and not number
+            intermediate = tensor.real is None and tensor.fake.requires_grad and not number
             plain = type(tensor) is TensorValue and tensor.overlay is None
-            if made or tx.transforms or tx.overrides.modes or not plain:
+            if intermediate or tx.transforms or tx.overrides.modes or not plain:
                 raise Break("data-dependent-value", f"text of {tensor.describe()}")
         self.state = self._state()
 
@@ -140,7 +140,7 @@ class Seen:
         return [self.tx.graph.writes(), *((version_of(fake), fake.requires_grad) for fake in fakes)]
 
     def check(self) -> None:
-        """Break where a tensor has changed since; what looked at it should run for real."""
+        """Break where a tensor has changed since; the call should run eagerly."""
         if self.tensors and self._state() != self.state:
             what = "text of a tensor that is written to afterwards"
             raise Break("data-dependent-value", what, self.step)
@@ -169,12 +169,12 @@ class TextValue(Varying):
         out.call(self.function, self.args)
 
 
-def joined(tx: Tracer, parts: list[Value]) -> Value:
-    """Put the pieces of an f-string together."""
-    if all(part.is_constant() for part in parts):
-        return constant("".join(part.as_constant() for part in parts))
-    return TextValue(tx, _join, parts)
+def join_texts(tx: Tracer, texts: list[Value]) -> Value:
+    """Join the parts of an f-string."""
+    if all(text.is_constant() for text in texts):
+        return constant("".join(text.as_constant() for text in texts))
+    return TextValue(tx, _join, texts)
 
 
-def _join(*parts: str) -> str:
-    return "".join(parts)
+def _join(*texts: str) -> str:
+    return "".join(texts)

@@ -1,4 +1,4 @@
-"""Floats that vary as arguments of tensor operations."""
+"""Symbolic floats as arguments of tensor operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCALES = ("alpha", "value")
 
 
 def concern(args: list[Value], kwargs: Kwargs) -> bool:
-    """Say whether `emit` is for these arguments: a varying float, or a tensor as a scale."""
+    """Say whether `emit` handles these arguments: a symbolic float, or a tensor as a scale."""
     return _any_varies([*args, *kwargs.values()]) or any(
         isinstance(kwargs.get(name), TensorValue) for name in _SCALES
     )
@@ -39,11 +39,11 @@ def _any_varies(values: list[Value]) -> bool:
 
 
 def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
-    """Emit an operation some of whose arguments are varying floats.
+    """Emit an operation that has symbolic floats among its arguments.
 
     `alpha=` and `value=` scale the second argument, so they are multiplied into it; elsewhere a
-    0-dim tensor takes the number's place. Where that is not the same operation, the number is
-    fixed with a guard.
+    0-dim tensor replaces the number. Where that is not the same operation, the number is fixed with
+    a guard.
     """
     rate = kwargs.get("lr")
     if isinstance(rate, SymFloatValue) and _name(target).startswith("fused_"):
@@ -85,8 +85,8 @@ def _full(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) -
     maker = getattr(torch, _FILLED[target.__name__]) if callable(target) else _FILLED[target]
     if target is torch.full:
         kwargs.setdefault("dtype", constant(torch.get_default_dtype()))
-    made = tx.graph.emit(op, maker, [one for one in args if one is not number], kwargs)
-    return tx.graph.emit("call_method", "fill_", [made, *operands(number)], {})
+    full = tx.graph.emit(op, maker, [arg for arg in args if arg is not number], kwargs)
+    return tx.graph.emit("call_method", "fill_", [full, *operands(number)], {})
 
 
 def _scale_second(
@@ -111,14 +111,14 @@ _NUMBER_OPERATORS = frozenset(("add", "sub", "mul", "truediv", "div", "pow", "rs
 
 
 def _name(target: Any) -> str:
-    """The operation without the marks of its in-place forms: `add` for `add_` and `iadd`."""
+    """The name of the out-of-place operation: `add` for `add_` and `iadd`."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     name = name.strip("_")
     return name[1:] if name[:1] == "i" and name[1:] in _NUMBER_OPERATORS else name
 
 
 def _result_dtype(target: Any, args: list[Value]) -> torch.dtype | None:
-    """The result's dtype with a Python float among the operands; None where no tensor will do."""
+    """The result's dtype with a Python float among the operands; None where a tensor changes it."""
     if _name(target) not in _NUMBER_OPERATORS or len(args) < 2:
         return None
     return torch.result_type(

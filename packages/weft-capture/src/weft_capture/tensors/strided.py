@@ -1,4 +1,4 @@
-"""`as_strided` reads memory by itself: what a graph must know of the memory of its arguments."""
+"""`as_strided` depends on the storage of its argument: guards on storage offset and size."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Tensors of wrapper classes: those with a `__torch_dispatch__` that can be taken apart.
+"""Wrapper subclasses: tensor classes with `__torch_dispatch__` and `__tensor_flatten__`.
 
-Such a tensor is one value of the graph. Its fake twin is put together by the class itself, around
-the twins of the tensors inside, and operations on it run the class's own handlers on fakes. Later
-stages run them again; what the handlers read is guarded by `handlers`.
+Such a tensor is one value of the graph. The class builds its fake from the fakes of the inner
+tensors, and operations on it run the class's handlers on fakes. Later stages run them again;
+`handlers` guards what they read.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ _REAL = """
     __int__ __float__ __bool__ __index__ __complex__ __format__ __repr__ __str__ __array__
 """
 _ONLY_REAL = frozenset(_REAL.split())
-"""What is of the object itself, or reads it: rules for plain tensors say nothing about it."""
+"""Methods that concern the object itself, for which the rules of plain tensors do not hold."""
 _DRAWS = re.compile("dropout|rand|bernoulli|normal_|uniform|exponential")
 
 
 class WrapperValue(TensorValue):
-    """A tensor of a wrapper class in the graph."""
+    """A tensor of a wrapper subclass in the graph."""
 
     def describe(self) -> str:
         return f"{self.cls.__name__}({self.fake.dtype}, {tuple(self.fake.shape)})"
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        found = self._class_attribute(tx, name)
-        if found is None or not attributes.is_data_descriptor(found[1]):
+        mro_entry = self._class_attribute(tx, name)
+        if mro_entry is None or not attributes.is_data_descriptor(mro_entry[1]):
             own = self.own_attribute(tx, name)
             if own is not None:
                 return own
-        if found is not None:
-            return attributes.bind(tx, found, name, self, self.cls)
+        if mro_entry is not None:
+            return attributes.bind(tx, mro_entry, name, self, self.cls)
         if name in _ONLY_REAL and name != "requires_grad_":
             raise Break("tensor-subclass", f"attribute {name} of a {self.cls.__name__}")
         return super().tp_getattro(tx, name)
 
     def _class_attribute(self, tx: Tracer, name: str) -> attributes.Found | None:
-        """Find what the class adds to tensors, or has in the place of something of theirs."""
+        """Look up an attribute that the class adds to `torch.Tensor` or overrides."""
         if tx.overrides.modes:
             raise Break("tensor-subclass", f"a {self.cls.__name__} under a function mode")
-        found = attributes.lookup(self.cls, name)
-        added = found is not None and not issubclass(torch.Tensor, found[0])
-        return found if added and name != "__class__" else None
+        mro_entry = attributes.lookup(self.cls, name)
+        added = mro_entry is not None and not issubclass(torch.Tensor, mro_entry[0])
+        return mro_entry if added and name != "__class__" else None
 
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
         if self.overlay is not None and name in self.overlay.attrs:
@@ -94,7 +94,7 @@ class WrapperValue(TensorValue):
 
 @dataclass(eq=False)
 class RaggedSize(Value):
-    """The size of a jagged tensor that is no number: it only equals itself; operations take it."""
+    """The ragged size of a jagged tensor, a nested int: it only equals itself."""
 
     tensor: TensorValue
     dim: int
@@ -122,80 +122,80 @@ class RaggedSize(Value):
 
 
 def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
-    """Make an input of the graph of a tensor, and inputs of what is inside of it.
+    """Make a wrapper tensor an input of the graph, and its inner tensors, too.
 
     Raises:
-        Break: when the class cannot put together one like it around fakes.
+        Break: when the class cannot build an equal tensor from fakes.
     """
-    kind = type(obj)
-    handlers.guard_class(tx, kind)
+    cls = type(obj)
+    handlers.guard_class(tx, cls)
     layout = SubclassLayout.of(obj)
     assert layout is not None
-    tx.process_bound = "a device mesh" if is_distributed(kind) else tx.process_bound
+    tx.process_bound = "a device mesh" if is_distributed(cls) else tx.process_bound
     inner: dict[str, Any] = {}
     for name in layout.parts:
-        part = getattr(obj, name)
+        inner_tensor = getattr(obj, name)
         where = attribute(obj, source, name)
-        value = tx.wrap(part, where) if isinstance(part, torch.Tensor) else None
+        value = tx.wrap(inner_tensor, where) if isinstance(inner_tensor, torch.Tensor) else None
         if not isinstance(value, TensorValue):
-            raise Break("tensor-subclass", f"a {kind.__name__} whose {name} is no plain tensor")
+            raise Break("tensor-subclass", f"a {cls.__name__} whose {name} is no plain tensor")
         inner[name] = value.fake
     try:
-        dims = () if is_jagged(kind) else tx.dynamic_layout(obj, source)[0]
-        made = tx.graph.tensor_input(obj, source, dims, (), inner)
+        dims = () if is_jagged(cls) else tx.dynamic_layout(obj, source)[0]
+        result = tx.graph.tensor_input(obj, source, dims, (), inner)
         kept = copy.deepcopy(layout)
-        whole = is_whole(made.fake) and kept.fits(made.fake)
+        complete = is_whole(result.fake) and kept.fits(result.fake)
     except (Break, NeedsSymbols):
         raise
     except Exception as error:
-        raise Break("tensor-subclass", f"{kind.__name__}: {error}") from error
-    if not whole or made.fake.requires_grad != obj.requires_grad:
-        raise Break("tensor-subclass", f"a {kind.__name__} holds more than it tells")
-    tx.guard(source, "TENSOR", TensorSpec.of(obj, like=made.fake))
+        raise Break("tensor-subclass", f"{cls.__name__}: {error}") from error
+    if not complete or result.fake.requires_grad != obj.requires_grad:
+        raise Break("tensor-subclass", f"a {cls.__name__} holds more than it tells")
+    tx.guard(source, "TENSOR", TensorSpec.of(obj, like=result.fake))
     tx.guard(CallSource(SubclassLayout.fits, (ConstSource(kept), source)), "CONST", True)
-    return made
+    return result
 
 
 def attribute(obj: Any, source: Source, name: str) -> Source:
-    """Return where a tensor inside of another one is read from."""
+    """Return the source of an inner tensor."""
     if isinstance(source, ConstSource):
         return ConstSource(getattr(obj, name))
     return (InstanceAttrSource if name in vars(obj) else AttrSource)(source, name)
 
 
 def inside(tensor: Any, source: Source) -> dict[Source, Any]:
-    """Return the plain tensors of an input, itself or inside of it, by their sources."""
-    layout, found = SubclassLayout.of(tensor), dict[Source, Any]()
+    """Return the plain tensors of an input, itself or its inner tensors, by their sources."""
+    layout, tensors = SubclassLayout.of(tensor), dict[Source, Any]()
     if layout is None:
         return {source: tensor}
     for name in layout.parts:
-        found |= inside(getattr(tensor, name), attribute(tensor, source, name))
-    return found
+        tensors |= inside(getattr(tensor, name), attribute(tensor, source, name))
+    return tensors
 
 
 def is_whole(fake: Any) -> bool:
-    """Say whether a class made a tensor with fakes inside: eager execution needs that, too."""
+    """Say whether a tensor of the class has all its inner tensors."""
     try:
         return all(isinstance(leaf, FakeTensor) for leaf in leaves(fake))
     except AttributeError:
         return False
 
 
-def made(tx: Tracer, kind: type, args: list[Value], kwargs: Kwargs) -> Value:
-    """Make a tensor of a wrapper class in the graph, by calling the class.
+def construct_wrapper(tx: Tracer, cls: type, args: list[Value], kwargs: Kwargs) -> Value:
+    """Create a tensor of a wrapper subclass in the graph, by calling the class.
 
     Raises:
-        Break: when the call does more than that.
+        Break: when the call does not only create a tensor.
     """
-    handlers.guard_class(tx, kind)
+    handlers.guard_class(tx, cls)
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        return kind(*args, **kwargs)
+        return cls(*args, **kwargs)
 
-    make.__name__ = make.__qualname__ = kind.__name__
+    make.__name__ = make.__qualname__ = cls.__name__
     value = tx.graph.emit_plain("call_function", make, args, kwargs)
-    if not isinstance(value, WrapperValue) or value.cls is not kind or value.is_new_leaf():
-        raise Break("tensor-subclass", f"making a {kind.__qualname__}")
+    if not isinstance(value, WrapperValue) or value.cls is not cls or value.is_new_leaf():
+        raise Break("tensor-subclass", f"making a {cls.__qualname__}")
     return value
 
 
@@ -204,15 +204,17 @@ def check_call(tx: Tracer, target: Any, values: list[Value], varying: bool = Fal
 
     `varying`: a float among the arguments is a tensor in the graph, which handlers would see.
     """
-    found = {one.cls for one in _among(values)}
+    classes = {tensor.cls for tensor in _among(values)}
     spread = any(is_distributed(x.cls) and x.fake.device.type != "cpu" for x in _among(values))
     if spread and _DRAWS.search(getattr(target, "__name__", str(target))):
         raise Break("tensor-subclass", "random numbers of a DTensor, whose state is sharded")
     off = torch._C._disabled_torch_function_impl
-    handlers = [attributes.lookup(kind, "__torch_function__") for kind in found]
-    own = any(one and one[0] is not torch.Tensor and one[1] is not off for one in handlers)
-    if found and (varying or tx.transforms or (tx.overrides.level and own)):
-        what = " and ".join(kind.__name__ for kind in found)
+    handlers = [attributes.lookup(cls, "__torch_function__") for cls in classes]
+    own = any(
+        handler and handler[0] is not torch.Tensor and handler[1] is not off for handler in handlers
+    )
+    if classes and (varying or tx.transforms or (tx.overrides.level and own)):
+        what = " and ".join(cls.__name__ for cls in classes)
         raise Break("tensor-subclass", f"a {what} in a transform, or with a float that varies")
 
 

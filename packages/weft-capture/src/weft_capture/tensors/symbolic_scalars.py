@@ -1,10 +1,10 @@
-"""Numbers that differ from call to call: learning rates, what `.item()` gives, NumPy's ints.
+"""Numbers that differ between calls: learning rates, results of `.item()`, NumPy's ints.
 
 A `SymFloatValue` is a Python float to the program and a 0-dim float64 tensor to the graph. One that
-came from outside knows an `origin`, from which generated code computes it; arithmetic with
-constants keeps it in Python (`CallSource(operator.mul, ...)`), bit for bit as in eager, until a
-tensor operation needs it. Comparing it guards the outcome, not the number. A float that was read
-out of a tensor has no origin: its arithmetic is nodes of the graph.
+is an input has a source, from which generated code computes it; arithmetic with constants keeps it
+in Python (`CallSource(operator.mul, ...)`), bit for bit as in eager, until a tensor operation needs
+it. A comparison guards the outcome, not the number. A float that was read from a tensor has no
+source: its arithmetic becomes nodes of the graph.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from weft_capture.model.constant import (
     real_call,
 )
 from weft_capture.model.protocol import Output, Tracer, Value
-from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, is_made, origins
+from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, is_runtime, origins
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
-Known = tuple[Source, Any]
+PregraphValue = tuple[Source, Any]
 """Where a number comes from, and the number at this capture."""
 
 
@@ -52,8 +52,8 @@ def numpy_scalar(tensor: torch.Tensor) -> Any:
 
 def may_vary(number: object) -> bool:
     """Say whether a number from outside becomes a `SymFloatValue` once it has changed."""
-    kind: Any = getattr(number, "dtype", None) if is_numpy(number) else None
-    small = kind is not None and kind.kind in "fiu" and kind.name not in _LARGE
+    dtype: Any = getattr(number, "dtype", None) if is_numpy(number) else None
+    small = dtype is not None and dtype.kind in "fiu" and dtype.name not in _LARGE
     return type(number) is float or small
 
 
@@ -85,13 +85,15 @@ class SymFloatValue(Varying):
     computed: TensorValue | None = None
 
     def __post_init__(self) -> None:
-        self.before: Known | None = None if self.source is None else (self.source, self.hint)
+        self.before: PregraphValue | None = (
+            None if self.source is None else (self.source, self.hint)
+        )
 
     def tensor(self) -> TensorValue:
         """Return the 0-dim float64 tensor of the graph that holds the number."""
         if self.computed is None:
             assert self.source is not None
-            if any(one.late for one in origins(self.source)) or type(self.hint) is bool:
+            if any(origin.late for origin in origins(self.source)) or type(self.hint) is bool:
                 return self.as_constant()  # type: ignore[no-any-return]
             source = CallSource(scalar_tensor, (self.source,))
             with unset_fake_temporarily():
@@ -104,8 +106,8 @@ class SymFloatValue(Varying):
 
     def size(self) -> Value:
         """Return an int of NumPy as operations take a size, another number as a constant."""
-        whole = is_numpy(self.hint) and is_whole(self.hint) and self.source is not None
-        return (whole and by_python(self.tx, int, [self])) or constant(self.as_constant())
+        integral = is_numpy(self.hint) and is_whole(self.hint) and self.source is not None
+        return (integral and by_python(self.tx, int, [self])) or constant(self.as_constant())
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         fixed = is_numpy(self.hint) and name in ("dtype", "ndim", "shape", "size", "itemsize")
@@ -128,7 +130,7 @@ class SymFloatValue(Varying):
         return self.hint
 
     def nb_bool(self, tx: Tracer) -> bool:
-        if is_made(self):
+        if is_runtime(self):
             raise Break("data-dependent-branch", f"a {self.python_type().__name__} of each call")
         return compare(tx, operator.ne, self, constant(0.0)).nb_bool(tx)
 
@@ -146,22 +148,26 @@ def _is_operand(value: Value) -> bool:
 
 
 def with_size(left: Value, right: Value) -> bool:
-    """Say whether these are a float that varies and a symbolic size."""
-    known = {type(left), type(right)} == {SymFloatValue, SymValue}
-    return known and not any(isinstance(one, SymValue) and one.is_data() for one in (left, right))
+    """Say whether these are a symbolic float and a symbolic size."""
+    mixed = {type(left), type(right)} == {SymFloatValue, SymValue}
+    return mixed and not any(
+        isinstance(operand, SymValue) and operand.is_data() for operand in (left, right)
+    )
 
 
 def applies(left: Value, right: Value) -> bool:
-    """Say whether an operator on these two is one of floats of which at least one varies."""
+    """Say whether these are two floats of which at least one is symbolic."""
     varies = isinstance(left, SymFloatValue) or isinstance(right, SymFloatValue)
     return with_size(left, right) or (varies and _is_operand(left) and _is_operand(right))
 
 
 def compares(left: Value, right: Value) -> bool:
-    """Say whether `compare` is for these two: floats, or objects that are made in each call."""
-    made = isinstance(left, RuntimeValue) or isinstance(right, RuntimeValue)
-    known = (RuntimeValue, SymFloatValue, Constant)
-    return applies(left, right) or (made and isinstance(left, known) and isinstance(right, known))
+    """Say whether `compare` handles these two: floats, or results of deferred calls."""
+    runtime = isinstance(left, RuntimeValue) or isinstance(right, RuntimeValue)
+    comparable = (RuntimeValue, SymFloatValue, Constant)
+    return applies(left, right) or (
+        runtime and isinstance(left, comparable) and isinstance(right, comparable)
+    )
 
 
 def _origin(value: Value) -> Source | None:
@@ -173,52 +179,52 @@ def _hint(value: Value) -> Any:
 
 
 def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
-    """Evaluate an arithmetic operator on two floats, at least one of which varies."""
+    """Evaluate an arithmetic operator on two floats, at least one of them symbolic."""
     sources = _origin(left), _origin(right)
     sized = with_size(left, right)
-    known = by_python(tx, function, [left, right]) if sized or None not in sources else None
-    if known is not None:
-        return known
+    result = by_python(tx, function, [left, right]) if sized or None not in sources else None
+    if result is not None:
+        return result
     if sized and _kind(left, right) is int:  # the tensor of a number made here is a float's
         return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
     zero = function is operator.truediv and sized and getattr(right, "sym", 1) == 0
     if sized and function in _ARITHMETIC[:4] and not zero:
-        made = tx.graph.emit_plain("call_function", function, operands(left, right), {})
-        return computed(tx, made)
-    anew = is_made(left) or is_made(right)
-    if function not in _ARITHMETIC or not (anew or None in sources):
+        product = tx.graph.emit_plain("call_function", function, operands(left, right), {})
+        return computed(tx, product)
+    runtime = is_runtime(left) or is_runtime(right)
+    if function not in _ARITHMETIC or not (runtime or None in sources):
         if None in sources and tx.graph.reads_data():
             return tx.graph.emit("call_function", function, symbols(tx, [left, right]), {})
         return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
     if isinstance(left, SymValue) or isinstance(right, SymValue):
         return tx.graph.emit("call_function", function, symbols(tx, [left, right]), {})
     if None in sources:
-        made = tx.graph.emit_plain("call_function", function, operands(left, right), {})
-        return computed(tx, made, _before(tx, function, left, right))
+        product = tx.graph.emit_plain("call_function", function, operands(left, right), {})
+        return computed(tx, product, _before(tx, function, left, right))
     checks = function is operator.truediv and not any(map(is_numpy, map(_hint, (left, right))))
     if checks and compare(tx, operator.eq, right, constant(0)).nb_bool(tx):
         tx.raise_(ZeroDivisionError, "float division by zero")
     number = function(_hint(left), _hint(right))
     if type(number) is not _kind(left, right) or function is operator.pow:
         return constant(function(left.as_constant(), right.as_constant()))
-    return at(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
+    return sym_float(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
 
 
 def _kind(left: Value, right: Value) -> type:
-    kinds = {left.python_type(), right.python_type()} - {bool}
-    return float if float in kinds or not kinds else int
+    types = {left.python_type(), right.python_type()} - {bool}
+    return float if float in types or not types else int
 
 
-def at(tx: Tracer, source: Source, number: float) -> SymFloatValue:
-    """Return the float of a source; one a source, so that each is one input of the graph."""
-    known = tx.graph.floats.get(source)
+def sym_float(tx: Tracer, source: Source, number: float) -> SymFloatValue:
+    """Return the float of a source; the same value each time, so that it is one input."""
+    existing = tx.graph.floats.get(source)
     if is_numpy(number) and isinstance(source, CallSource):
         tx.guard(CallSource(numpy_is_quiet, ()), "CONST", True)
         if not numpy_is_quiet():
             raise Break("numpy", "floating point errors of NumPy that are raised")
-    if known is None:
-        known = tx.graph.floats[source] = SymFloatValue(tx, source, number)
-    return known
+    if existing is None:
+        existing = tx.graph.floats[source] = SymFloatValue(tx, source, number)
+    return existing
 
 
 def numpy_is_quiet() -> bool:
@@ -231,32 +237,32 @@ _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, opera
 _WHOLE = (operator.floordiv, operator.mod, operator.neg)
 
 
-def place(tx: Tracer, value: Any) -> Known | None:
-    """Return where a number or text comes from before the graph, and what it is at this capture.
+def pregraph_value(tx: Tracer, value: Any) -> PregraphValue | None:
+    """Return a source of a number or text that is readable before the graph, and its value now.
 
     `value` may also be a node of a symbolic number, or a number among its arguments.
     """
-    given = getattr(value, "node", value)
+    operand = getattr(value, "node", value)
     if isinstance(value, SymFloatValue):
         return value.before
     if isinstance(value, RuntimeValue):
         return None if value.source is None else (value.source, value.hint)
     if isinstance(value, TextValue):
         return None if value.seen.tensors else _before(tx, value.function, *value.args)
-    if isinstance(given, Constant | int | float):
-        number = getattr(given, "value", given)
+    if isinstance(operand, Constant | int | float):
+        number = getattr(operand, "value", operand)
         return ConstSource(number), number
-    kind = value.python_type() if isinstance(value, Value) else None
-    if kind in (tuple, slice, range) and value.is_constant():
-        known = value.as_constant()
-        return ConstSource(known), known
-    if kind in (tuple, torch.Size) and value.items:
+    value_type = value.python_type() if isinstance(value, Value) else None
+    if value_type in (tuple, slice, range) and value.is_constant():
+        literal = value.as_constant()
+        return ConstSource(literal), literal
+    if value_type in (tuple, torch.Size) and value.items:
         return _before(tx, _packed, *map(tx.force, value.items))
-    entry = tx.graph.input_at.get(given) if isinstance(given, Node) else None
+    entry = tx.graph.input_at.get(operand) if isinstance(operand, Node) else None
     if entry is not None and type(entry.example) is int:
         return entry.source, entry.example
-    if getattr(given, "target", None) in (*_ARITHMETIC, *_WHOLE):
-        return _before(tx, given.target, *given.args)
+    if getattr(operand, "target", None) in (*_ARITHMETIC, *_WHOLE):
+        return _before(tx, operand.target, *operand.args)
     return None
 
 
@@ -265,14 +271,14 @@ def _packed(*items: Any) -> tuple[Any, ...]:
 
 
 def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> Value | None:
-    """Leave a function of numbers to Python, before the graph; None where that cannot be.
+    """Evaluate a function of numbers in Python, before the graph; None where that is impossible.
 
     Where it would raise, or return another type, a guard fails.
     """
-    known = _before(tx, function, *values)
-    if known is None or any(origins(known[0])):
+    evaluated = _before(tx, function, *values)
+    if evaluated is None or any(origins(evaluated[0])):
         return None
-    source, number = known
+    source, number = evaluated
     if type(number) is bool or getattr(number, "dtype", None) == "bool":
         tx.guard_constant(source, number)
         return constant(number)
@@ -288,31 +294,33 @@ def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> 
     if function not in _ARITHMETIC[:3]:
         tx.guard(source, "TYPE", type(number))
     if may_vary(number):
-        return at(tx, source, number)
-    made: Value | None = tx.graph.floats.get(source) or tx.graph.symint_input(number, source)
-    if made is None:  # 0 and 1 are constants
+        return sym_float(tx, source, number)
+    result: Value | None = tx.graph.floats.get(source) or tx.graph.symint_input(number, source)
+    if result is None:  # 0 and 1 are constants
         tx.guard_constant(source, number)
         return constant(number)
-    tx.graph.floats[source] = made
-    return made
+    tx.graph.floats[source] = result
+    return result
 
 
-def _before(tx: Tracer, function: Callable[..., Any], *operands: Any) -> Known | None:
-    """Return what a function of numbers gives before the graph runs, where all are known then."""
-    known: list[Known] = []
-    for one in operands:
-        there = place(tx, one)
+def _before(tx: Tracer, function: Callable[..., Any], *operands: Any) -> PregraphValue | None:
+    """Return the result of a function of numbers that are all known before the graph."""
+    evaluated: list[PregraphValue] = []
+    for operand in operands:
+        there = pregraph_value(tx, operand)
         if there is None:
             return None
-        known.append(there)
+        evaluated.append(there)
     try:
-        number = function(*(hint for _, hint in known))
+        number = function(*(hint for _, hint in evaluated))
     except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError):
         return None
-    return CallSource(function, tuple(source for source, _ in known)), number
+    return CallSource(function, tuple(source for source, _ in evaluated)), number
 
 
-def computed(tx: Tracer, value: Value, before: Known | None = None, like: float = 0.0) -> Value:
+def computed(
+    tx: Tracer, value: Value, before: PregraphValue | None = None, like: float = 0.0
+) -> Value:
     """Return the float, of the type of `like`, that a 0-dim tensor of the graph will hold."""
     assert isinstance(value, TensorValue)
     if value.fake.requires_grad:
@@ -321,13 +329,13 @@ def computed(tx: Tracer, value: Value, before: Known | None = None, like: float 
     if value.fake.dtype is not torch.float64:
         value = tx.graph.emit_plain("call_method", "to", [value, constant(torch.float64)], {})
         assert isinstance(value, TensorValue)
-    made = SymFloatValue(tx, None, like, value)
-    made.before = before
-    return made
+    result = SymFloatValue(tx, None, like, value)
+    result.before = before
+    return result
 
 
 def symbol(tx: Tracer, value: Value) -> Value:
-    """Return a float that was read out of a tensor as a symbolic number; others unchanged.
+    """Return a float that was read from a tensor as a symbolic number; others unchanged.
 
     Raises:
         Break: when such numbers are not captured.
@@ -340,12 +348,12 @@ def symbol(tx: Tracer, value: Value) -> Value:
 
 
 def symbols(tx: Tracer, values: list[Value]) -> list[Value]:
-    """Do so with several."""
+    """Do so with each of several numbers."""
     return [symbol(tx, value) for value in values]
 
 
 def operands(*values: Value) -> list[Value]:
-    """Return tensors in the place of floats that vary."""
+    """Replace symbolic floats by tensors."""
     return [value.tensor() if isinstance(value, SymFloatValue) else value for value in values]
 
 
@@ -356,9 +364,9 @@ def unary(tx: Tracer, function: Callable[[Any], Any], value: SymFloatValue) -> V
         if in_graph is None:
             return constant(function(value.as_constant()))
         return computed(tx, tx.graph.emit_plain("call_function", in_graph, operands(value), {}))
-    if is_made(value) and function not in _SAFE:
+    if is_runtime(value) and function not in _SAFE:
         return constant(function(value.as_constant()))
-    return at(tx, CallSource(function, (value.source,)), function(value.hint))
+    return sym_float(tx, CallSource(function, (value.source,)), function(value.hint))
 
 
 def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right: Value) -> Value:
@@ -367,9 +375,9 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
     Raises:
         Break: when a side was read out of a tensor, and such numbers are not captured.
     """
-    known = by_python(tx, function, [left, right])
-    if known is not None:
-        return known
+    result = by_python(tx, function, [left, right])
+    if result is not None:
+        return result
     sources = _origin(left), _origin(right)
     if None in sources:
         if tx.graph.reads_data():
@@ -381,7 +389,7 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
         raise Break("builtin-error", str(error)) from None
     source = CallSource(function, sources)  # type: ignore[arg-type]
     if any(origins(source)):
-        return at(tx, source, outcome)
+        return sym_float(tx, source, outcome)
     tx.guard_constant(source, outcome)
     return constant(outcome)
 
@@ -410,7 +418,7 @@ def vary(tx: Tracer, number: Any, source: Source) -> Value | None:
     if not varies(tx, number, source, learning_rate):
         return None
     tx.guard(source, "TYPE", type(number))
-    return at(tx, source, number) if scalar else RuntimeValue(number, source)
+    return sym_float(tx, source, number) if scalar else RuntimeValue(number, source)
 
 
 def _is_param_group(source: Any) -> bool:

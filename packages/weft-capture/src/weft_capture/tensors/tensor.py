@@ -1,6 +1,6 @@
 """Tensors and symbolic numbers: the values that are nodes of the graph.
 
-`TensorValue` pairs an fx node with the fake tensor that tells its shape, dtype and device.
+`TensorValue` pairs an fx node with the fake tensor that has its shape, dtype and device.
 `SymValue` pairs an fx node with a SymInt, SymFloat or SymBool of the shape environment.
 Operations on both end in `tx.graph.emit`, which adds a node and runs it on the fakes.
 """
@@ -33,7 +33,7 @@ from weft_capture.model.protocol import (
 
 AttributeReader = Callable[["Tracer", "TensorValue"], Value]
 TENSOR_ATTRIBUTES: dict[str, AttributeReader] = {}
-"""Attributes with a rule of their own; filled by `tensor_attribute`."""
+"""Attributes with a reader of their own; filled by `tensor_attribute`."""
 
 _METADATA = """
     dtype device layout requires_grad ndim is_cuda is_cpu is_sparse is_quantized is_meta
@@ -47,8 +47,10 @@ GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag"])
 """Become a getattr node."""
 
 _OF_C = vars(torch._C.TensorBase).items()
-READERS = frozenset(name for name, one in _OF_C if isinstance(one, types.GetSetDescriptorType))
-"""Attributes that C computes: handlers of the program see that they are read."""
+READERS = frozenset(
+    name for name, attribute in _OF_C if isinstance(attribute, types.GetSetDescriptorType)
+)
+"""Attributes that C computes: reading one calls the program's `__torch_function__` handlers."""
 
 _STORAGE_OR_VALUE = """
     numpy data_ptr register_post_accumulate_grad_hook storage
@@ -58,7 +60,7 @@ _STORAGE_OR_VALUE = """
     unsafe_split_with_sizes
 """
 REAL_ONLY = frozenset(_STORAGE_OR_VALUE.split())
-"""Methods that need the tensor's storage or value; filled out by rules where there is a way."""
+"""Methods that need the tensor's storage or value; some have a rule all the same."""
 
 
 def _is_of_torch(attribute: object) -> bool:
@@ -74,18 +76,18 @@ _OWN = {
     for name, attribute in vars(base).items()
     if _is_of_torch(attribute)
 }
-"""Attributes of the class that torch gave it."""
+"""Attributes of `torch.Tensor` and its bases that torch defined."""
 
 
 def check_attributes(*names: str) -> None:
     """Note that code depends on attributes of the class of tensors.
 
     Raises:
-        Break: when the program has put one in the place of torch's own.
+        Break: when the program has replaced one.
     """
     for name in names:
-        found = lookup(torch.Tensor, name)
-        if name in _OWN and (found is None or found[1] is not _OWN[name]):
+        mro_entry = lookup(torch.Tensor, name)
+        if name in _OWN and (mro_entry is None or mro_entry[1] is not _OWN[name]):
             raise Break("builtins", f"Tensor.{name}, which the program replaced")
 
 
@@ -107,7 +109,7 @@ def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
 
 @dataclass(eq=False)
 class TensorValue(Value):
-    """A tensor in the graph; `real` is the one seen at capture, for an input of the graph."""
+    """A tensor in the graph; `real` is the tensor at capture, for an input of the graph."""
 
     node: Node
     fake: torch.Tensor
@@ -137,7 +139,7 @@ class TensorValue(Value):
         out.load_graph_output(self)
 
     def is_new_leaf(self) -> bool:
-        """Say whether the graph makes this tensor and autograd's history begins with it."""
+        """Say whether the graph creates this tensor as a leaf that requires grad."""
         try:
             leaf = self.fake.requires_grad and self.fake.is_leaf
         except RuntimeError as error:  # a view that autograd no longer follows
@@ -171,23 +173,23 @@ class TensorValue(Value):
         static = getattr(self.cls, name, None)
         if static is None and not hasattr(self.cls, name):
             tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
-        found = lookup(torch.Tensor, name)
-        if found is None:
+        mro_entry = lookup(torch.Tensor, name)
+        if mro_entry is None:
             return self._of_class(tx, name)
         if name not in _OWN:
-            return bind(tx, found, name, self, torch.Tensor)
+            return bind(tx, mro_entry, name, self, torch.Tensor)
         if callable(static):
             return MethodOf(self, name)
         raise Break("c-attribute", f"attribute {name} of a tensor")
 
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
-        """Read what the program put on the tensor, in the frame or before."""
+        """Read an attribute that the program stored on the tensor, in the frame or before."""
         if self.overlay is not None and name in self.overlay.attrs:
             return tx.force(self.overlay.attrs[name])
         return tx.tensor_dict_attribute(self, name)
 
     def _of_class(self, tx: Tracer, name: str) -> Value:
-        """Read what the class of an input adds: a method, a property or a constant."""
+        """Read an attribute that the class of an input adds: a method, property or constant."""
         static = inspect.getattr_static(self.cls, name)
         assert self.source is not None
         source = AttrSource(AttrSource(self.source, "__class__"), name)
@@ -196,8 +198,8 @@ class TensorValue(Value):
         plain = isinstance(static, types.FunctionType)
         if not plain and not isinstance(static, bool | int | float | str | None):
             raise Break("tensor-subclass", f"attribute {name} of a {self.cls.__name__}")
-        found = tx.wrap(static, source)
-        return tx.bound_method(found, self) if plain else found
+        value = tx.wrap(static, source)
+        return tx.bound_method(value, self) if plain else value
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         handler: Handler | None = self.find_method(f"set:{name}")
@@ -211,7 +213,7 @@ class TensorValue(Value):
             self.store(tx, name, value)
 
     def store(self, tx: Tracer, name: str, value: Value) -> None:
-        """Record that the program set an attribute; it is set for real after the graph."""
+        """Record that the program set an attribute; generated code sets it after the graph."""
         if self.overlay is None:
             self.overlay = TensorAttributes(self)
         tx.mutate(self.overlay)
@@ -250,7 +252,7 @@ class TensorValue(Value):
 
 @dataclass(eq=False)
 class TensorAttributes(MutableValue):
-    """What the captured program wrote to attributes of one tensor: `grad`, and the user's own."""
+    """Attributes of a tensor that the captured program wrote: `grad`, and the user's own."""
 
     changing = ("attrs",)
 
@@ -289,7 +291,7 @@ class SymValue(Varying):
         return self.as_constant() if self._is_flag() else self.sym
 
     def _is_flag(self) -> bool:
-        """Say whether this is a comparison of sizes, which operators take as a plain bool only."""
+        """Say whether this compares sizes; operators accept the result only as a plain bool."""
         return isinstance(self.sym, torch.SymBool) and not self.is_data()
 
     def reconstruct(self, out: Output) -> None:
@@ -299,7 +301,7 @@ class SymValue(Varying):
         out.load(constant(self.as_constant())) if settled else out.load_graph_output(self)
 
     def is_data(self) -> bool:
-        """Say whether the number depends on one that was read out of a tensor."""
+        """Say whether the number depends on a value that was read from a tensor."""
         return is_data(self.sym)
 
     def as_constant(self) -> Any:
@@ -318,7 +320,7 @@ class SymValue(Varying):
 
 
 def is_data(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
-    """Say whether a symbolic number depends on one that was read out of a tensor."""
+    """Say whether a symbolic number depends on a value that was read from a tensor."""
     from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
 
     return symbolic_shapes.has_free_unbacked_symbols(number)

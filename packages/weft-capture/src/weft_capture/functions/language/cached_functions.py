@@ -105,13 +105,13 @@ class CachedFunction(ObjectConstant, MutableValue):
             tx.rehearsed = before
 
     def _trace(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
-        from weft_capture.effects.rehearsals import apart  # noqa: PLC0415 - import cycle
+        from weft_capture.effects.rehearsals import isolated  # noqa: PLC0415 - import cycle
 
         known = all(type(one) in (Constant, SymValue, TupleValue) for one in map(tx.force, args))
         # An object may have changed since.
         if is_immutable_module(self.obj.__module__) or not known:
             return None
-        with apart(tx, self.describe()) as made:
+        with isolated(tx, self.describe()) as made:
             result = tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
         if not all(isinstance(node.meta["example_value"], int | torch.SymInt) for node in made):
             return None

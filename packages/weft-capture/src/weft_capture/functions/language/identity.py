@@ -11,7 +11,7 @@ from weft_capture.breaks import Break
 from weft_capture.model.constant import Constant, Varying, is_shared
 from weft_capture.model.protocol import Tracer, Value
 from weft_capture.tensors import symbolic_scalars
-from weft_capture.tensors.runtime_values import RuntimeValue, is_made
+from weft_capture.tensors.runtime_values import RuntimeValue, is_runtime
 from weft_capture.tensors.tensor import SymValue
 
 
@@ -22,7 +22,7 @@ def identical(tx: Tracer, left: Value, right: Value) -> bool:
         Break: for two equal constants, which may or may not be one object.
     """
     data = Constant | SymValue | symbolic_scalars.SymFloatValue | RuntimeValue
-    made = any(isinstance(one, RuntimeValue) and is_made(one) for one in (left, right))
+    made = any(isinstance(one, RuntimeValue) and is_runtime(one) for one in (left, right))
     if isinstance(left, data) and isinstance(right, data) and not (made or left is right):
         return _one_number(tx, left, right)
     return one_object(tx, left, right)

@@ -35,7 +35,7 @@ from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Proxy, Raised, Tracer, Value, key_in
 from weft_capture.python_compat import type_name
 from weft_capture.tensors import symbolic_scalars
-from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, joined
+from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, join_texts
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
 _NAMES = {
@@ -147,7 +147,7 @@ def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) 
     if symbol == "+":
         texts = left.python_type() is right.python_type() is str
         if texts and any(isinstance(one, TextValue | RuntimeValue) for one in (left, right)):
-            return joined(tx, [left, right])
+            return join_texts(tx, [left, right])
         return _concatenate(tx, left, right, inplace)
     if symbol == "*":
         for items, count in ((left, right), (right, left)):

@@ -29,7 +29,7 @@ from weft_capture.model.exceptions import ExceptionValue
 from weft_capture.model.iteration import listed
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Proxy, Tracer, Value, method
-from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, joined
+from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, join_texts
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
@@ -267,7 +267,7 @@ def _str_join(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Valu
     if isinstance(self.value, str) and given and not given[0].is_constant():
         parts = [tx.force(part) for part in listed(tx, given[0])]
         if len(given) == 1 and all(part.python_type() is str for part in parts):
-            return joined(tx, [one for part in parts for one in (self, part)][1:])
+            return join_texts(tx, [one for part in parts for one in (self, part)][1:])
         given[0] = tx.tuple_of(parts)
     return self.call_method_fallback(tx, "join", given, kwargs)
 

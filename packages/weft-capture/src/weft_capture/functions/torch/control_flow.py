@@ -21,7 +21,7 @@ from weft_core.tensor_versions import version_of
 
 from weft_capture.breaks import Break
 from weft_capture.effects import engine
-from weft_capture.effects.rehearsals import apart
+from weft_capture.effects.rehearsals import isolated
 from weft_capture.functions.language.polyfilled import polyfill
 from weft_capture.functions.table import rule
 from weft_capture.functions.torch.pytree import real_tree, tree_value
@@ -84,7 +84,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
         raise Break("higher-order-op", f"{name} in such a graph")
     old = list(graph.tensors())
     versions, written = [version_of(value.fake) for value in old], graph.writes()
-    with apart(tx, name) as made, engine.kept_inside(tx):
+    with isolated(tx, name) as made, engine.kept_inside(tx):
         result = function.tp_call(tx, list(args), {})
         leaves, spec = pytree.tree_flatten(real_tree(tx, result, None))
         inside = {id(value) for value in graph.tensors()} - set(map(id, old))

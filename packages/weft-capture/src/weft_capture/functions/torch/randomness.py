@@ -56,7 +56,7 @@ def _draw(
         raise Break("random-state", f"random.{name}: {error}") from None
     if fresh is not random.Random and type(hint) not in (int, float, type(None)):
         raise Break("random-state", "an array of random numbers")
-    return tx.made(tx.calls.add(_draw_now, owner, *row, early=True), hint)
+    return tx.runtime_value(tx.calls.add(_draw_now, owner, *row, early=True), hint)
 
 
 @method_of_each(
@@ -128,7 +128,7 @@ def _generator(tx: Tracer, *seed: Value) -> Value:
 
 @rule(uuid.uuid4)
 def _unique(tx: Tracer) -> Value:
-    return tx.made(tx.calls.add(uuid.uuid4, early=True), uuid.uuid4())
+    return tx.runtime_value(tx.calls.add(uuid.uuid4, early=True), uuid.uuid4())
 
 
 @rule("torch.random.manual_seed")  # by name: it can be wrapped
@@ -137,7 +137,9 @@ def _manual_seed(tx: Tracer, seed: Value) -> Value:
     if seed.python_type() is not int or not all(isinstance(one, torch.SymInt) for one in examples):
         raise Break("random-state", "torch.manual_seed behind operations")
     number = _before_graph(tx, seed) if isinstance(seed, SymValue) else seed
-    return tx.made(tx.calls.add(torch.manual_seed, number, early=True), torch.default_generator)
+    return tx.runtime_value(
+        tx.calls.add(torch.manual_seed, number, early=True), torch.default_generator
+    )
 
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
