@@ -198,7 +198,7 @@ class Writer:
         """Raise the exception on the stack, with its traceback."""
         self._emit("RERAISE", -1)
 
-    def place(self) -> int:
+    def position(self) -> int:
         """Where the next instruction will be."""
         return len(self._items)
 

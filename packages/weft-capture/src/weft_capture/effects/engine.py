@@ -43,16 +43,16 @@ def running() -> Any:
 @contextmanager
 def kept_inside(tx: Tracer) -> Iterator[None]:
     """Execute code that is one call of the graph, with the backward passes in it."""
-    tx.apart += 1
+    tx.opaque_depth += 1
     try:
         yield
     finally:
-        tx.apart -= 1
+        tx.opaque_depth -= 1
 
 
 def check(tx: Tracer, what: str) -> None:
     """Break at a backward pass that another stage captures; guard who does."""
-    if tx.apart:
+    if tx.opaque_depth:
         return
     elsewhere = is_elsewhere()
     tx.guard(CallSource(is_elsewhere, ()), "CONST", elsewhere)

@@ -79,11 +79,17 @@ class MadeClass(ClassValue):
 
     def freeze_class_inputs(self, tx: Tracer, reads: bool) -> None:
         """Let what making the class made be as it is; its parts too where that `reads` them."""
-        new = [one for one in vars(self.obj).values() if id(one) not in tx.values_by_id]
-        tx.effects.freeze_class_inputs(self, [one for one in new if isinstance(one, _CHANGING)])
+        new = [
+            attribute
+            for attribute in vars(self.obj).values()
+            if id(attribute) not in tx.values_by_id
+        ]
+        tx.effects.freeze_class_inputs(
+            self, [attribute for attribute in new if isinstance(attribute, _CHANGING)]
+        )
         if reads and self.namespace is not None:
-            parts = (value for name, value in self.namespace.items() if name not in _CELLS)
-            tx.effects.freeze_class_inputs(self, parts)
+            values = (value for name, value in self.namespace.items() if name not in _CELLS)
+            tx.effects.freeze_class_inputs(self, values)
 
     def data(self, tx: Tracer) -> Any:
         raise NotConstant(self.describe())  # what runs now would run its stand-ins
@@ -186,9 +192,9 @@ class AutoValue(ObjectConstant):
 
 @rule(enum.auto)
 def _auto(tx: Tracer) -> Value:
-    made = AutoValue(enum.auto())
-    _remember(tx, made, made.obj)
-    return made
+    auto = AutoValue(enum.auto())
+    _remember(tx, auto, auto.obj)
+    return auto
 
 
 class StandIn:
@@ -214,7 +220,7 @@ def stand_in(tx: Tracer, value: Value) -> Any:
     if isinstance(value, DescriptorValue):
         if value.real is not None:
             return value.real
-        real: Any = value.cls(*(stand_in(tx, part) for part in value.args))
+        real: Any = value.cls(*(stand_in(tx, arg) for arg in value.args))
         value.real = real
     elif isinstance(value, Container):
         real = value.build(lambda item: stand_in(tx, item))
@@ -264,9 +270,9 @@ def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords
     frame = Frame(tx, body, {}, dict(zip(body.code.co_freevars, body.cells, strict=True)))
     frame.run()
     metaclass = getattr(keywords.get("metaclass"), "obj", type)
-    kinds = [metaclass, *(type(getattr(base, "obj", None)) for base in bases)]
-    found = [attributes.lookup(kind, "__prepare__") for kind in kinds]
-    if any(one is not None and one[0] is not type for one in found):
+    metaclasses = [metaclass, *(type(getattr(base, "obj", None)) for base in bases)]
+    hooks = [attributes.lookup(cls, "__prepare__") for cls in metaclasses]
+    if any(hook is not None and hook[0] is not type for hook in hooks):
         stored = [i.argval for i in decode(body.code).instrs if i.opname == "STORE_NAME"]
         if len(stored) != len(set(stored)):
             raise Break("class-definition", "a metaclass that may look at each binding of a name")
@@ -310,19 +316,19 @@ def make_class(
     real = _real_class(tx, name, real_bases, words, real_namespace)
     pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]
     args: list[Value] = [constant(name), TupleValue(bases), DictValue(pairs)]
-    made = MadeClass(tx, real, build_class, args, namespace)
-    made.init_subclass = init_subclass
-    made.once = bool(late or hook or init_subclass)
+    result = MadeClass(tx, real, build_class, args, namespace)
+    result.init_subclass = init_subclass
+    result.once = bool(late or hook or init_subclass)
     for cell in cells.values():
-        cell.store(tx, made)
-        made.filled.append(cell)
+        cell.store(tx, result)
+        result.filled.append(cell)
     for key in late:
         type.__setattr__(real, key, stand_in(tx, namespace[key]))
-        namespace[key].call_method(tx, "__set_name__", [made, constant(key)], {})
+        namespace[key].call_method(tx, "__set_name__", [result, constant(key)], {})
     if hook is not None:
         rest = {key: value for key, value in keywords.items() if key != "metaclass"}
-        hook.tp_call(tx, [made], rest)
-    return made
+        hook.tp_call(tx, [result], rest)
+    return result
 
 
 # What a body leaves of the cells of `__class__`, and of the names that annotations see (3.12).
@@ -338,10 +344,10 @@ def _sees_variables(namespace: dict[str, Value]) -> bool:
 
 def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
     """Refuse an `enum.auto` of which code of the program makes a number."""
-    parts = [one for value in namespace.values() for one in getattr(value, "items", (value,))]
+    items = [item for value in namespace.values() for item in getattr(value, "items", (value,))]
     makers = [attributes.lookup(base, _MAKER) for base in bases if isinstance(base, type)]
     programs = _MAKER in namespace or any(map(attributes.is_user_code, filter(None, makers)))
-    if programs and any(isinstance(one, AutoValue) for one in parts):
+    if programs and any(isinstance(item, AutoValue) for item in items):
         raise Break("class-definition", f"enum.auto by a {_MAKER} of the program")
 
 
@@ -362,10 +368,10 @@ def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, names
 def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
     """Return the `__init_subclass__` of a class made in this frame that a new class inherits."""
     for base in bases:
-        for kind in getattr(base, "__mro__", ()):
-            made = MADE.get(kind)
-            if isinstance(made, MadeClass) and made.init_subclass is not None:
-                hook = made.init_subclass
+        for base_class in getattr(base, "__mro__", ()):
+            base_value = MADE.get(base_class)
+            if isinstance(base_value, MadeClass) and base_value.init_subclass is not None:
+                hook = base_value.init_subclass
                 return hook.args[0] if isinstance(hook, DescriptorValue) else hook
     return None
 
@@ -373,26 +379,26 @@ def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
 def _check_hooks(bases: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """Refuse metaclasses and `__init_subclass__` of the program that exist outside the frame."""
     metaclass = keywords.get("metaclass")
-    kinds = [type(base) for base in bases]
+    metaclasses = [type(base) for base in bases]
     if isinstance(metaclass, type):
-        kinds.append(metaclass)
-    for kind in kinds:
+        metaclasses.append(metaclass)
+    for cls in metaclasses:
         for name in ("__new__", "__init__", "__prepare__", "mro"):
-            found = attributes.lookup(kind, name)
-            if found and attributes.is_user_code(found):
-                raise Break("class-definition", f"metaclass {kind.__name__} with {name}")
+            mro_entry = attributes.lookup(cls, name)
+            if mro_entry and attributes.is_user_code(mro_entry):
+                raise Break("class-definition", f"metaclass {cls.__name__} with {name}")
     for base in bases:
-        found = attributes.lookup(base, "__init_subclass__") if isinstance(base, type) else None
-        if found and attributes.is_user_code(found):
-            raise Break("class-definition", f"{found[0].__name__}.__init_subclass__")
+        mro_entry = attributes.lookup(base, "__init_subclass__") if isinstance(base, type) else None
+        if mro_entry and attributes.is_user_code(mro_entry):
+            raise Break("class-definition", f"{mro_entry[0].__name__}.__init_subclass__")
 
 
 @rule(type)
 def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
     if len(args) == 1:
         return tx.type_of(args[0])
-    kinds = tuple(arg.python_type() for arg in args)
-    if kinds != (str, tuple, dict):
+    arg_types = tuple(arg.python_type() for arg in args)
+    if arg_types != (str, tuple, dict):
         raise Break("class-definition", "type with other arguments")
     name, bases, namespace = args
     assert isinstance(namespace, DictValue)
@@ -406,11 +412,11 @@ def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
 
 
 @rule_of_each(property, staticmethod, classmethod)
-def _descriptor(kind: type, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+def _descriptor(descriptor_class: type, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     names = ("fget", "fset", "fdel", "doc")
     if kwargs:
         args = (*args, *(kwargs.get(name, NONE) for name in names[len(args) :]))
-    return DescriptorValue(kind, list(args))
+    return DescriptorValue(descriptor_class, list(args))
 
 
 @method_of_each(DescriptorValue, "getter", "setter", "deleter")
@@ -430,20 +436,20 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
             cls.tp_getattro(tx, "__annotations__")
         except Raised:
             raise Break("class-definition", "a dataclass with unknown annotations") from None
-    known = [option.as_constant() for option in options]
+    constants = [option.as_constant() for option in options]
     words = {name: option.as_constant() for name, option in more.items()}
     process: Any = dataclasses._process_class  # type: ignore[attr-defined]
-    real = real_call(tx, process, cls.obj, *known, **words)
+    real = real_call(tx, process, cls.obj, *constants, **words)
     for name, value in (cls.namespace or {}).items():
         if isinstance(value, UserObject) and value.cls is dataclasses.Field:
             field = real.__dataclass_fields__[name]
-            for part in ("name", "type", "_field_type", "kw_only"):  # written just now
-                value.attrs[part] = tx.const_object(getattr(field, part))
+            for attribute in ("name", "type", "_field_type", "kw_only"):  # written just now
+                value.attrs[attribute] = tx.const_object(getattr(field, attribute))
 
     plain = cls.make
 
     def make(*args: Any, **namespace: Any) -> type:
-        return process(plain(*args, **namespace), *known, **words)  # type: ignore[no-any-return]
+        return process(plain(*args, **namespace), *constants, **words)  # type: ignore[no-any-return]
 
     if real is cls.obj:
         tx.journal.on_rollback(lambda: setattr(cls, "make", plain))
@@ -458,13 +464,13 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
 
 @rule(collections.namedtuple)
 def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    known = [arg.data(tx) for arg in args]
+    constants = [arg.data(tx) for arg in args]
     words = {name: value.data(tx) for name, value in kwargs.items()}
     assert tx.frame is not None
     make: Any = collections.namedtuple
     words.setdefault("module", tx.frame.function.globals.get("__name__"))
-    real = real_call(tx, make, *known, **words)
-    return MadeClass(tx, real, lambda: make(*known, **words), [])
+    real = real_call(tx, make, *constants, **words)
+    return MadeClass(tx, real, lambda: make(*constants, **words), [])
 
 
 @rule(type.mro)
@@ -483,4 +489,4 @@ def _prepare(tx: Tracer, *args: Value, **keywords: Value) -> Value:
 def _subclasses(tx: Tracer, cls: Value) -> Value:
     if not isinstance(cls, MadeClass):
         raise Break("c-function", "the subclasses of a class from outside the frame")
-    return ListValue([tx.const_object(kind) for kind in cls.obj.__subclasses__()])
+    return ListValue([tx.const_object(subclass) for subclass in cls.obj.__subclasses__()])

@@ -166,30 +166,30 @@ class Frame:
         """The instruction being executed."""
         return self.decoded.instrs[max(self.ip - 1, 0)]
 
-    def place(self) -> tuple[traceback.FrameSummary, str]:
+    def location(self) -> tuple[traceback.FrameSummary, str]:
         """Return where the frame stands, for messages, and as a traceback prints it."""
         decoded = self.decoded
         line = self.instr.lineno or decoded.firstlineno
-        known: tuple[traceback.FrameSummary, str] | None = decoded.derived.get(("place", line))
-        if known is None:
+        location: tuple[traceback.FrameSummary, str] | None = decoded.derived.get(("place", line))
+        if location is None:
             at = traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
-            known = decoded.derived["place", line] = (at, traceback.format_list([at])[0])
-        return known
+            location = decoded.derived["place", line] = (at, traceback.format_list([at])[0])
+        return location
 
 
 def check_names(error: Any, operands: Iterable[Value]) -> None:
     """Break where an error may name the builtin base of an object that it is about."""
     text = " ".join(str(arg.as_constant()) for arg in error.args if arg.is_constant())
-    for one in operands:
-        known = getattr(one, "forced", None) or getattr(one, "owner", one)
-        if isinstance(known, SequenceValue):
-            check_names(error, (item for item in known.items if isinstance(item, UserObject)))
-        if not isinstance(known, UserObject) or known.base is None:
+    for operand in operands:
+        owner = getattr(operand, "forced", None) or getattr(operand, "owner", operand)
+        if isinstance(owner, SequenceValue):
+            check_names(error, (item for item in owner.items if isinstance(item, UserObject)))
+        if not isinstance(owner, UserObject) or owner.base is None:
             continue
-        kind, base = error.python_type(), known.base.python_type()
-        named = issubclass(kind, TypeError) and base.__name__ in text
-        if named or (issubclass(kind, ValueError) and known.base.is_constant()):
-            raise Break("builtin-error", f"an error about a {known.describe()}") from None
+        error_type, base = error.python_type(), owner.base.python_type()
+        named = issubclass(error_type, TypeError) and base.__name__ in text
+        if named or (issubclass(error_type, ValueError) and owner.base.is_constant()):
+            raise Break("builtin-error", f"an error about a {owner.describe()}") from None
 
 
 def _put_back(variables: dict[str, Any], before: dict[str, Any]) -> None:

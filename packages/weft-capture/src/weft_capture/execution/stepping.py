@@ -176,10 +176,16 @@ class SteppedFrame(Frame):
         if isinstance(caller, SteppedFrame) and closed:
             return caller.step
         active: list[Value] = []
-        for one in self.chain():
-            active += [*one.stack, *([one.exception] if one.exception is not None else [])]
+        for active_frame in self.chain():
+            active += [
+                *active_frame.stack,
+                *([active_frame.exception] if active_frame.exception is not None else []),
+            ]
         raised_at = self.tx.steps.raised_at
-        first = min((raised_at[one] for one in active if one in raised_at), default=self.step)
+        first = min(
+            (raised_at[exception] for exception in active if exception in raised_at),
+            default=self.step,
+        )
         return first if first < self.step else None
 
     def chain(self) -> tuple[SteppedFrame, ...]:

@@ -108,7 +108,7 @@ class Tracer:
         self.calls = DeferredCalls(self)
         self.frame: Frame | None = None
         self.depth = 0
-        self.apart = 0  # how many pieces of code around this are one call in the graph
+        self.opaque_depth = 0  # how many of the enclosing functions are one call in the graph
         self.frames: list[Frame] = []  # all that ran
         self.values_by_id: dict[int, tuple[Value, Source]] = {}
         self.keep_alive: list[object] = []
@@ -137,7 +137,7 @@ class Tracer:
     bound_method = BoundMethod
     base_method = classes.BaseMethod
     globals_of = GlobalsValue
-    place = symbolic_scalars.pregraph_value
+    pregraph_value = symbolic_scalars.pregraph_value
     by_python = symbolic_scalars.by_python
     dynamic_layout = dynamic.dynamic_layout
     dynamic_int = dynamic.dynamic_int
@@ -171,9 +171,9 @@ class Tracer:
     def dict_iterator(self, of: DictView | DictValue, way: Any = iter) -> Value:
         """Return an iterator over a dict or a view of it, or `reversed` of it."""
         view = of if isinstance(of, DictView) else DictView(of, "keys")
-        kind = type(way(getattr(view.owner.cls(), view.kind)()))
+        iterator_class = type(way(getattr(view.owner.cls(), view.kind)()))
         items = list(way(view.unpack(self)))
-        return DictIterator(items, kind, owner=view.owner, view=view.kind)
+        return DictIterator(items, iterator_class, owner=view.owner, view=view.kind)
 
     def fresh(self, result: Any) -> Value:
         """Return what a function without effects gave; an iterator is listed at once."""
@@ -223,9 +223,9 @@ class Tracer:
         try:
             self.guard(source, "ID", obj)
         except TypeError:  # it takes no weak reference: the guard keeps it alive
-            anew = isinstance(obj, types.MethodType | types.BuiltinFunctionType)
+            rebound = isinstance(obj, types.MethodType | types.BuiltinFunctionType)
             self.guard(source, "TYPE", type(obj))
-            self.guard_same(operator.eq if anew else operator.is_, source, obj)
+            self.guard_same(operator.eq if rebound else operator.is_, source, obj)
 
     def guard_same(self, same: Any, source: Source, obj: Any) -> None:
         """Guard that `same(what the source gives, obj)` is True."""
@@ -324,9 +324,9 @@ class Tracer:
         local_values = function.bind(self, args, kwargs)
         cells = dict(zip(function.code.co_freevars, function.cells, strict=True))
         # A frame on a level of a functorch transform cannot be left and entered again.
-        whole = decoded.is_generator or self.transforms or not stepped
-        kind = Frame if whole else SteppedFrame
-        frame = kind(self, function, local_values, cells)
+        in_one_step = decoded.is_generator or self.transforms or not stepped
+        frame_class = Frame if in_one_step else SteppedFrame
+        frame = frame_class(self, function, local_values, cells)
         if decoded.is_generator:
             return make_generator(frame, function, args, kwargs)
         return frame.run()
@@ -406,7 +406,7 @@ class Tracer:
         before = torch.is_grad_enabled()
         if before is mode:
             return
-        if any(isinstance(one, torch.inference_mode) for one in self.open_contexts):
+        if any(isinstance(context, torch.inference_mode) for context in self.open_contexts):
             raise Break("context-manager", "another grad mode inside inference mode")
         torch._C._set_grad_enabled(mode)
         self.journal.on_rollback(lambda: torch._C._set_grad_enabled(before))
@@ -418,10 +418,10 @@ class Tracer:
         """Read what an instance without its own dict inherits from its class."""
         if owner.find_method(name) is not None:
             return MethodOf(owner, name)
-        found = attributes.lookup(cls, name)
-        if found is None:
+        mro_entry = attributes.lookup(cls, name)
+        if mro_entry is None:
             self.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
-        return attributes.bind(self, found, name, owner, cls)
+        return attributes.bind(self, mro_entry, name, owner, cls)
 
     def tensor_dict_attribute(self, tensor: TensorValue, name: str) -> Value | None:
         """Read a Python attribute that the user put on an input tensor."""
@@ -442,8 +442,8 @@ class Tracer:
                 MADE.pop(value.obj, None)
         for tensor in self.graph.tensors():
             tensor.real = tensor.owner = None
-        for one in self.watched:
-            vars(one).clear()  # weak references lead to what leads to them
+        for watcher in self.watched:
+            vars(watcher).clear()  # weak references lead to what leads to them
         effects, graph = self.effects, self.graph
         for held in (self.values_by_id, self.keep_alive, effects.changed, effects.globals,
                      effects.keys, self.steps.raised_at, graph.inputs, graph.input_at):  # fmt: skip
@@ -457,25 +457,25 @@ class Tracer:
         self.frames, self.frame = [], None
         del self.function
 
-    def watch(self, one: Any) -> None:
+    def watch(self, watcher: Any) -> None:
         """Note what is to be checked when the capture ends."""
-        self.watched.append(one)
-        self.journal.on_rollback(lambda: self.watched.remove(one))
+        self.watched.append(watcher)
+        self.journal.on_rollback(lambda: self.watched.remove(watcher))
 
     def real_id(self, value: Value) -> int:
         """Return the id of the object from outside that a value stands for; 0 for none."""
         obj = getattr(value, "obj", None)
         if obj is not None or value.source is None:
             return 0 if obj is None else id(obj)
-        return next((key for key, (one, _) in self.values_by_id.items() if one is value), 0)
+        return next((key for key, (v, _) in self.values_by_id.items() if v is value), 0)
 
     def leads_to(self, wanted: Value) -> bool:
         """Say whether an object that was made here is surely alive: the frames lead to it."""
-        owners = [one for one in self.effects.changed if self.real_id(one) not in self.released_ids]
+        owners = [v for v in self.effects.changed if self.real_id(v) not in self.released_ids]
         pending: list[Value] = []
         for frame in self.active_frames():
             pending += [*frame.locals.values(), *frame.cells.values(), *frame.stack]
-        pending += [held for one in owners for held in children(one)]
+        pending += [held for owner in owners for held in children(owner)]
         pending += [written for _, written in self.effects.globals.values()]
         return leads_to(pending, wanted)
 
@@ -493,5 +493,5 @@ class Tracer:
         if frame is None:
             return (), ""
         above = frame.above = frame.above or self._stack(frame.parent)  # they stand still meanwhile
-        summary, text = frame.place()
+        summary, text = frame.location()
         return (*above[0], summary), above[1] + text

@@ -1,1 +1,1 @@
-"""Rows for what else is known by name: NumPy, Triton, torch.distributed, optimizers."""
+"""Rules for libraries that capture knows by name: NumPy, Triton, torch.distributed, optimizers."""

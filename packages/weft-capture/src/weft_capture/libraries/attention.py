@@ -1,8 +1,8 @@
 """torch's flex_attention as plain operators on the whole matrix of scores; jagged attention.
 
-Its checks in Python are inlined; what they end in, an operator that takes `score_mod` and
-`mask_mod` as functions, is traced through a version that maps both over all positions, as eager
-execution computes it. Whatever compiles the graph may fuse the two into what is around them.
+Its Python checks are inlined. The operator that takes `score_mod` and `mask_mod` as functions is
+replaced by a version that maps both over all positions, as eager execution does. The backend may
+fuse the two into the operations around them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _laid_out(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 def tensors_as_indices() -> Any:
-    """Make a block in which an index that is a tensor of no dimensions is not read, but gathers."""
+    """Return a context in which a 0-dim tensor as an index gathers, and its value is not read."""
 
 
 class _TensorIndices(NullContext):
@@ -124,10 +124,10 @@ polyfill(_home.flex_attention, attend)
 @rule(_DENSE)
 def _attend_densely(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     """Attend to jagged tensors by one operator, where eager reads their sizes."""
-    given = dict(zip(_NAMES, args, strict=False)) | kwargs
-    tensors = [given.pop(name, NONE) for name in _NAMES[:3]]
-    scale, rest = given.pop("scale", NONE), [*given.values()]
-    plain = all(isinstance(one, Constant) and not one.value for one in rest)
-    if plain and jagged_attention.supports(*(getattr(one, "fake", None) for one in tensors)):
+    bound = dict(zip(_NAMES, args, strict=False)) | kwargs
+    tensors = [bound.pop(name, NONE) for name in _NAMES[:3]]
+    scale, rest = bound.pop("scale", NONE), [*bound.values()]
+    plain = all(isinstance(option, Constant) and not option.value for option in rest)
+    if plain and jagged_attention.supports(*(getattr(tensor, "fake", None) for tensor in tensors)):
         return tx.graph.emit("call_function", jagged_attention.attend, [*tensors, scale], {})
     return tx.graph.emit("call_function", _DENSE, list(args), kwargs)

@@ -1,9 +1,9 @@
-"""Collectives of torch.distributed: functional operators of the graph, waited for at once.
+"""Collectives of torch.distributed: functional operators of the graph, each followed by a wait.
 
-Those that write to tensors are captured where that is all they do: of dense tensors that autograd
-does not follow, in a group that this process is a member of. What an asynchronous one returns has
-happened already. Those of lists of equal tensors are those of one tensor, and copies.
-Methods of DTensors are nodes, in which later stages find the collectives; placements are constants.
+Collectives that write to tensors are captured for dense tensors without gradients, in a group that
+contains this process. The `Work` of an asynchronous collective is complete at once. Collectives of
+lists of equal tensors become one of a single tensor, and copies. Methods of DTensors are nodes, in
+which later stages find the collectives; placements are constants.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ for _name in _ORDERED.split():
 
 
 def _state(group: Any) -> Any:
-    """Return what tells one group, or the one of a name, from another; None is the default one."""
+    """Return the identity of a group, also one given by name; None is the default group."""
     real = _c10d._resolve_process_group(group) if isinstance(group, str) else group
     real = distributed.group.WORLD if real is None else real
-    found = real and (real.group_name, real.rank(), real.size())
-    return found, bool(_c10d._world.pg_coalesce_state)
+    identity = real and (real.group_name, real.rank(), real.size())
+    return identity, bool(_c10d._world.pg_coalesce_state)
 
 
 def _known(tx: Tracer, group: Value) -> Any:
-    """Return a real group, or the name of one, and guard which it is."""
+    """Return a process group, or its name, and guard its identity."""
     group = tx.force(group)
     real = getattr(group, "obj", None) or group.as_constant()
     if not isinstance(real, distributed.ProcessGroup | str | None):
@@ -79,10 +79,10 @@ def _bind(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 @rule_of_each(*(_HOME + name for name in (*_ASKED.split(), "_get_group_size_by_name")))
 def _ask(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     function = getattr(_c10d, name.removeprefix(_HOME))
-    given = _bind(function, args, kwargs)
-    key = "group_name" if "group_name" in given else "group"
-    real = _known(tx, given.pop(key, NONE))
-    words = {name: value.as_constant() for name, value in given.items()}
+    bound = _bind(function, args, kwargs)
+    key = "group_name" if "group_name" in bound else "group"
+    real = _known(tx, bound.pop(key, NONE))
+    words = {name: value.as_constant() for name, value in bound.items()}
     return tx.literal(real_call(tx, function, **words, **({} if real is None else {key: real})))
 
 
@@ -94,13 +94,17 @@ def _group_name(tx: Tracer, group: Value, tag: Value = NONE) -> Value:
 
 @rule(_FUNCTIONAL + "_maybe_wrap_tensor", *_WAITS)
 def _wait(tx: Tracer, tensor: Value) -> Any:
-    """Wait for a collective; its result stands for the tensor, which is the same memory."""
+    """Wait for a collective; the result replaces the tensor, whose memory it shares."""
     tensor = tx.force(tensor)
-    made: Any = tensor.node if isinstance(tensor, TensorValue) else None
-    if made is not None and made.target is operator.getitem:
-        made = made.args[0]
-    known = str(getattr(made, "target", None)).startswith("_c10d_functional.")
-    if not isinstance(tensor, TensorValue) or not known or (tensor.fake.requires_grad and not _NEW):
+    producer: Any = tensor.node if isinstance(tensor, TensorValue) else None
+    if producer is not None and producer.target is operator.getitem:
+        producer = producer.args[0]
+    collective = str(getattr(producer, "target", None)).startswith("_c10d_functional.")
+    if (
+        not isinstance(tensor, TensorValue)
+        or not collective
+        or (tensor.fake.requires_grad and not _NEW)
+    ):
         raise Break("collective", "waiting for a tensor that no collective of the graph made")
     tx.graph.replace(tensor, tx.graph.emit_plain("call_function", _WAITS[1], [tensor], {}))
     return tensor
@@ -123,7 +127,7 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
 
 @dataclass(eq=False)
 class Work(Value):
-    """What an asynchronous collective returns: it has happened."""
+    """The `Work` of an asynchronous collective, which is complete."""
 
     def python_type(self) -> type:
         return distributed.Work
@@ -140,26 +144,29 @@ class Work(Value):
 @rule_of_each(*(_HOME + name for name in _IN_PLACE))
 def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     name = name.removeprefix(_HOME)
-    given = _bind(getattr(_c10d, name), args, kwargs)
-    given = {key: tx.force(value) for key, value in given.items()}
-    more = [] if given.pop("group_src", NONE) is NONE else ["a group's source"]
-    later = given.pop("async_op", FALSE).as_constant()
-    group, world = _known(tx, given.pop("group", NONE)), distributed.group.WORLD
+    bound = _bind(getattr(_c10d, name), args, kwargs)
+    bound = {key: tx.force(value) for key, value in bound.items()}
+    more = [] if bound.pop("group_src", NONE) is NONE else ["a group's source"]
+    later = bound.pop("async_op", FALSE).as_constant()
+    group, world = _known(tx, bound.pop("group", NONE)), distributed.group.WORLD
     more += ["a group"] if name == "broadcast" and group not in (None, world) else []
     group = group or world
     if more or tx.transforms or group is None or _state(group)[1]:
         raise Break("collective", f"{name} with {more}, in a block or a transform")
     if "reduce" in name:
-        given["op"] = _reduction(tx, given.get("op"))
-    if "src" in given:
-        given["src"] = given["src"].as_constant()
+        bound["op"] = _reduction(tx, bound.get("op"))
+    if "src" in bound:
+        bound["src"] = bound["src"].as_constant()
     if name == "all_to_all_single":
         for key, side in zip(_SPLITS, ("output", "input"), strict=True):
-            given[key] = _sizes(tx, given.pop(key, NONE), given[side], group.size())
-    found = [_plain(name, one) if isinstance(one, Value) else one for one in given.values()]
-    into, target, *words = _IN_PLACE[name](group.size(), *found)
+            bound[key] = _sizes(tx, bound.pop(key, NONE), bound[side], group.size())
+    operands = [
+        _plain(name, argument) if isinstance(argument, Value) else argument
+        for argument in bound.values()
+    ]
+    into, target, *words = _IN_PLACE[name](group.size(), *operands)
     tx.graph.collectives += 1
-    words = [tx.literal(one) for one in (*words, group.group_name)]
+    words = [tx.literal(argument) for argument in (*words, group.group_name)]
     target = getattr(_ops, target).default
     result = _wait(tx, tx.graph.emit_plain("call_function", target, words, {}))
     if (into.fake.dtype, into.fake.shape) != (result.fake.dtype, result.fake.shape):
@@ -171,15 +178,15 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 def _sizes(tx: Tracer, sizes: Value, tensor: Value, count: int) -> list[int]:
     """Return how many rows of a tensor come from, or go to, each process."""
     rows = len(_plain("all_to_all_single", tensor).fake)
-    known = [size.as_constant() for size in sizes.unpack(tx)] if sizes is not NONE else []
-    known = known or [rows // count] * count
-    if len(known) != count or sum(known) != rows:
+    lengths = [size.as_constant() for size in sizes.unpack(tx)] if sizes is not NONE else []
+    lengths = lengths or [rows // count] * count
+    if len(lengths) != count or sum(lengths) != rows:
         raise Break("collective", "all_to_all_single of other sizes than there are")
-    return known
+    return lengths
 
 
 def _reduction(tx: Tracer, value: Value | None) -> str:
-    """Return how functional collectives call a reduction."""
+    """Return the name of a reduction in functional collectives."""
     real: Any = getattr(value, "obj", None) if value else _SUM
     if not isinstance(real, distributed.ReduceOp.RedOpType) or real.name not in _REDUCTIONS:
         raise Break("collective", "a reduction of another kind")
@@ -189,7 +196,7 @@ def _reduction(tx: Tracer, value: Value | None) -> str:
 
 
 def _plain(name: str, tensor: Value) -> TensorValue:
-    """Break for a tensor of which a functional collective might do more, or less."""
+    """Break for a tensor with which a functional collective may behave differently."""
     fake: Any = tensor.fake if type(tensor) is TensorValue else None
     followed = fake is not None and torch.is_grad_enabled() and fake.requires_grad
     if fake is None or followed or fake.is_complex() or not fake.is_contiguous():
@@ -201,34 +208,38 @@ def _plain(name: str, tensor: Value) -> TensorValue:
 
 
 def _unlike() -> None:
-    """Break where a list holds what a collective of one tensor does not."""
+    """Break where the tensors of a list differ."""
 
 
 @inlinable
 def _flat(tensors: Any, like: torch.Tensor, group: Any) -> list[torch.Tensor]:
-    """Return tensors, one a process, each as a row."""
+    """Return the tensors, one for each process, as rows."""
     if len(tensors) != distributed.get_world_size(group):
         _unlike()
-    for one in tensors:
-        followed = one.requires_grad and torch.is_grad_enabled()
-        same = one.shape == like.shape and one.dtype == like.dtype and one.device == like.device
-        if not same or followed or not one.is_contiguous():
+    for tensor in tensors:
+        followed = tensor.requires_grad and torch.is_grad_enabled()
+        same = (
+            tensor.shape == like.shape
+            and tensor.dtype == like.dtype
+            and tensor.device == like.device
+        )
+        if not same or followed or not tensor.is_contiguous():
             _unlike()
-    return [one.view(-1) for one in tensors]
+    return [tensor.view(-1) for tensor in tensors]
 
 
 @inlinable
-def _spread(whole: torch.Tensor, into: list[torch.Tensor]) -> None:
-    for one, part in zip(into, whole.chunk(len(into)), strict=True):
-        one.copy_(part)
+def _spread(gathered: torch.Tensor, into: list[torch.Tensor]) -> None:
+    for tensor, chunk in zip(into, gathered.chunk(len(into)), strict=True):
+        tensor.copy_(chunk)
 
 
 @inlinable
 def _all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: Any = False) -> Any:
     into = _flat(tensor_list, tensor, group)
-    whole = torch.cat(into)
-    work = _gather_single(whole, tensor.view(-1), group, async_op)
-    _spread(whole, into)
+    gathered = torch.cat(into)
+    work = _gather_single(gathered, tensor.view(-1), group, async_op)
+    _spread(gathered, into)
     return work
 
 
@@ -236,8 +247,8 @@ def _all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: Any 
 def _reduce_scatter(
     output: Any, input_list: Any, op: Any = _SUM, group: Any = None, async_op: Any = False
 ) -> Any:
-    given = torch.cat(_flat(input_list, output, group))
-    return _scatter_single(output.view(-1), given, op, group, async_op)
+    flat_input = torch.cat(_flat(input_list, output, group))
+    return _scatter_single(output.view(-1), flat_input, op, group, async_op)
 
 
 @inlinable
@@ -245,9 +256,11 @@ def _all_to_all(
     output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: Any = False
 ) -> Any:
     into = _flat(output_tensor_list, input_tensor_list[0], group)
-    given, whole = _flat(input_tensor_list, output_tensor_list[0], group), torch.cat(into)
-    work = distributed.all_to_all_single(whole, torch.cat(given), None, None, group, async_op)
-    _spread(whole, into)
+    flat_inputs, gathered = _flat(input_tensor_list, output_tensor_list[0], group), torch.cat(into)
+    work = distributed.all_to_all_single(
+        gathered, torch.cat(flat_inputs), None, None, group, async_op
+    )
+    _spread(gathered, into)
     return work
 
 
@@ -271,19 +284,19 @@ def _real(tx: Tracer, value: Value) -> Any:
     value = tx.force(value)
     if isinstance(value, SequenceValue):
         return value.python_type()([_real(tx, item) for item in value.items])
-    known = getattr(value, "obj", None)
-    if known is not None and value.source is not None:
-        tx.guard_identity(value.source, known)
-    return value.as_constant() if known is None else known
+    obj = getattr(value, "obj", None)
+    if obj is not None and value.source is not None:
+        tx.guard_identity(value.source, obj)
+    return value.as_constant() if obj is None else obj
 
 
 @rule_of_each(*_METHODS, "torch.distributed.tensor.distribute_tensor")
 def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     name = name.removeprefix(_API).rpartition("tensor.")[2]
     function: Any = operator.attrgetter(name)(sys.modules[_API[:-1]])
-    given = _bind(function, args, kwargs)
-    tensor = tx.force(given.pop(next(iter(given))))
-    words = {key: _real(tx, value) for key, value in given.items()}
+    bound = _bind(function, args, kwargs)
+    tensor = tx.force(bound.pop(next(iter(bound))))
+    words = {key: _real(tx, value) for key, value in bound.items()}
     meshed = isinstance(tensor, WrapperValue) or words.get("device_mesh") is not None
     sent = name == "distribute_tensor" and words.get("src_data_rank", 0) is not None
     if not isinstance(tensor, TensorValue) or not meshed or words.get("run_check") or sent:
@@ -294,10 +307,10 @@ def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 
     node.__name__ = node.__qualname__ = name.replace(".", "_")
     tx.process_bound = "a device mesh"
-    made = tx.graph.emit_plain("call_function", node, [tensor], {})
-    if isinstance(made, TensorValue) and made.is_new_leaf():
+    result = tx.graph.emit_plain("call_function", node, [tensor], {})
+    if isinstance(result, TensorValue) and result.is_new_leaf():
         raise Break("collective", f"{name} makes a leaf of the history")
-    return made
+    return result
 
 
 @rule_of_each(_API + "DTensor.device_mesh", _API + "DTensor.placements")

@@ -1,6 +1,6 @@
-"""Rows of jagged tensors: views of their values, between numbers out of the offsets.
+"""Rows of jagged tensors: views of the values between two offsets.
 
-Those numbers are sizes of the graph, which reads them also without `capture_scalar_outputs`.
+The offsets become symbolic sizes of the graph, also without `capture_scalar_outputs`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft_capture.tensors.tensor import SymValue
 
 
 def _read(method: str, tensor: Any, *args: Any) -> Any:
-    """Call a method of which capture may take numbers and sizes out of tensors."""
+    """Call a method while capture may read numbers and sizes from tensors."""
 
 
 @rule(_read)
@@ -43,7 +43,7 @@ def _rows(tensor: Any) -> Any:
 
 @inlinable
 def _row(tensor: Any, at: int) -> Any:
-    """Return one row: of what comes before it, itself, and what comes behind it."""
+    """Return one row, by splitting the values before and after it."""
     values, offsets, dim = tensor.values(), tensor.offsets(), tensor._ragged_idx - 1
     ends = offsets[at : at + 2]
     start, size = _read("tolist", torch.cat([ends[:1], ends.diff()]).cpu())
@@ -64,7 +64,7 @@ polyfill(torch.nested.masked_select, _select_masked)
 
 
 def _is_whole(tx: Tracer, tensor: Value) -> bool:
-    """Say whether rows of a tensor lie one behind the other."""
+    """Say whether the rows of a tensor are contiguous."""
     jagged = isinstance(tensor, WrapperValue) and is_jagged(tensor.cls)
     return jagged and tensor.fake._lengths is None and not tx.transforms  # type: ignore[attr-defined]
 

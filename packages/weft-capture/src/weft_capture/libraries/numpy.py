@@ -1,10 +1,10 @@
-"""NumPy: arrays are tensors of the graph, and NumPy's functions the like-named of `torch._numpy`.
+"""NumPy: arrays become tensors of the graph, and functions those of `torch._numpy`.
 
-A call first runs for real on made-up arrays of the same shapes, strides and dtypes, by NumPy and by
-`torch._numpy`. That tells what NumPy returns: an array or a scalar, its dtype, whether it shares
-memory with an argument. Where torch's result differs the graph breaks; a copy that torch leaves out
-is made. The tables hold functions that agree on special values too, but for the sign of a zero.
-Warnings about values (a division by zero) are not given.
+A call first runs on sample arrays of the same shapes, strides and dtypes, in NumPy and in
+`torch._numpy`. This shows what NumPy returns: an array or a scalar, its dtype, whether it shares
+memory with an argument. Where torch's result differs, the graph breaks; a copy that torch omits is
+added. The functions in the tables agree on special values, too, except for the sign of a zero.
+Warnings about values (a division by zero) are omitted.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _METHODS = """
     transpose swapaxes squeeze copy astype clip dot trace diagonal repeat round
 """
 _OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor"
-_DUNDERS = {f"__{kind}{name}__" for name in _OPERATORS.split() for kind in ("", "r", "i")}
+_DUNDERS = {f"__{prefix}{name}__" for name in _OPERATORS.split() for prefix in ("", "r", "i")}
 _DUNDERS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__"}
 _DUNDERS |= {"__abs__", "__invert__", "__getitem__", "__setitem__"}
 _KNOWN_METHODS = {*_METHODS.split(), *_DUNDERS}
 _INDEXED = ("ndarray.__getitem__", "ndarray.__setitem__")
 _BY_ZERO = ("div", "mod", "remainder", "pow")
-"""Parts of the names of what torch refuses for some integers, and NumPy does not."""
+"""Parts of the names of functions that torch refuses for some integers, unlike NumPy."""
 
 
 class ArrayValue(Value):
@@ -109,24 +109,24 @@ class ArrayValue(Value):
         return apply(tx, f"ndarray.{name}", [self, *args], kwargs)
 
     def element(self, tx: Tracer, key: Value) -> Value | None:
-        """Read an element of an array from outside before the graph; None where it cannot be."""
+        """Read an element of an input array before the graph; None where that is impossible."""
         fake, entry = self.tensor.fake, tx.graph.input_at.get(self.tensor.node)
         if self.source is None or entry is None or entry.version != version_of(fake):
             return None
-        parts = map(tx.force, [key] if key.python_type() is not tuple else key.unpack(tx))
-        known = [symbolic_scalars.pregraph_value(tx, one) for one in parts]
-        places = [place for place in known if place and hasattr(place[1], "__index__")]
-        if not len(known) == len(places) == fake.dim():
+        keys = map(tx.force, [key] if key.python_type() is not tuple else key.unpack(tx))
+        sourced = [symbolic_scalars.pregraph_value(tx, item) for item in keys]
+        indices = [pair for pair in sourced if pair and hasattr(pair[1], "__index__")]
+        if not len(sourced) == len(indices) == fake.dim():
             return None
-        at = CallSource(_index, tuple(source for source, _ in places))
-        index = tuple(number for _, number in places)
+        at = CallSource(_index, tuple(source for source, _ in indices))
+        index = tuple(number for _, number in indices)
         array: Any = entry.example
         with unset_fake_temporarily():
             number = real_call(tx, operator.getitem, array.numpy(), index)
         return wrap(tx, number, CallSource(operator.getitem, (self.source, at)))
 
     def as_float(self, tx: Tracer, other: Value) -> Value:
-        """Return a scalar as the number that arithmetic with a tensor or such a number takes."""
+        """Return a scalar as a number for arithmetic with a tensor or another scalar."""
         wide = self.cls is np.float64 and isinstance(other, SymFloatValue)
         if not wide and not (issubclass(self.cls, np.floating) and isinstance(other, TensorValue)):
             return self
@@ -148,8 +148,8 @@ def shared(array: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _index(*places: Any) -> tuple[Any, ...]:
-    return places
+def _index(*indices: Any) -> tuple[Any, ...]:
+    return indices
 
 
 # ---- calls
@@ -161,8 +161,8 @@ def _target(path: str) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tnp: Any = importlib.import_module("torch._numpy")  # only where NumPy is used
-        given = tree_map_only(torch.Tensor, tnp.ndarray, (args, kwargs))
-        result = operator.attrgetter(path)(tnp)(*given[0], **given[1])
+        arguments = tree_map_only(torch.Tensor, tnp.ndarray, (args, kwargs))
+        result = operator.attrgetter(path)(tnp)(*arguments[0], **arguments[1])
         return tree_map_only(tnp.ndarray, operator.attrgetter("tensor"), result)
 
     call.__name__ = call.__qualname__ = f"numpy_{path.replace('.', '_')}"
@@ -170,7 +170,7 @@ def _target(path: str) -> Callable[..., Any]:
 
 
 def _plain(tx: Tracer, value: Value) -> Any:
-    """Return an argument with arrays for leaves; a dtype is a name."""
+    """Return an argument as a tree whose leaves are arrays; a dtype becomes its name."""
     value = tx.force(value)
     if isinstance(value, ArrayValue):
         return value
@@ -178,8 +178,8 @@ def _plain(tx: Tracer, value: Value) -> Any:
         return value.python_type()([_plain(tx, item) for item in value.unpack(tx)])
     if isinstance(value, TensorValue):
         raise Break("numpy", "a tensor as an argument of NumPy")
-    known = value.as_constant()
-    return np.dtype(known).name if isinstance(known, type | np.dtype) else known
+    literal = value.as_constant()
+    return np.dtype(literal).name if isinstance(literal, type | np.dtype) else literal
 
 
 def _in_graph(tx: Tracer, plain: Any, to_float: bool) -> Value:
@@ -192,17 +192,17 @@ def _in_graph(tx: Tracer, plain: Any, to_float: bool) -> Value:
     return tx.literal(plain.item() if isinstance(plain, np.generic) else plain)
 
 
-def _example(value: ArrayValue, place: bool = False, scalar: bool = True) -> Any:
-    """Return an array (or a scalar) of the same shape, strides and dtype, of numbers near 1.
+def _example(value: ArrayValue, as_index: bool = False, scalar: bool = True) -> Any:
+    """Return a sample array (or scalar) of the same shape, strides and dtype, of numbers near 1.
 
-    One that is a `place` in another one is of zeros.
+    One that is a `as_index` in another one is of zeros.
     """
     fake = value.tensor.fake
     layout = [[int(n) for n in numbers] for numbers in (fake.shape, fake.stride())]
     with unset_fake_temporarily():
         example = torch.empty_strided(*layout, dtype=fake.dtype).numpy()
     example[...] = np.random.default_rng(0).uniform(0.5, 1.5, example.shape)
-    if place and example.dtype.kind in "iu":
+    if as_index and example.dtype.kind in "iu":
         example[...] = 0
     return example[()] if scalar and value.cls is not np.ndarray else example
 
@@ -214,34 +214,39 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
         Break: where the graph's result would not be what NumPy returns.
     """
     tx.guard(CallSource(numpy_is_quiet, ()), "CONST", numpy_is_quiet())
-    given = [_plain(tx, arg) for arg in args], {name: _plain(tx, v) for name, v in kwargs.items()}
-    leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, ArrayValue)]
-    places = set(leaves) - {given[0][0]} if path in _INDEXED else set()
-    arrays = {leaf: _example(leaf, leaf in places) for leaf in leaves}
-    if path in ("array", "asarray") and type(given[0][0]) in (list, tuple) and arrays:
-        if any(type(row) in (list, tuple) for row in given[0][0]):
+    arguments = (
+        [_plain(tx, arg) for arg in args],
+        {name: _plain(tx, v) for name, v in kwargs.items()},
+    )
+    leaves = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, ArrayValue)]
+    index_arrays = set(leaves) - {arguments[0][0]} if path in _INDEXED else set()
+    arrays = {leaf: _example(leaf, leaf in index_arrays) for leaf in leaves}
+    if path in ("array", "asarray") and type(arguments[0][0]) in (list, tuple) and arrays:
+        if any(type(row) in (list, tuple) for row in arguments[0][0]):
             raise Break("numpy", f"numpy.{path} of rows of arrays")
         path = "stack"
     with unset_fake_temporarily():
-        wanted, to_float = _rehearse(path, given, arrays, places)
+        wanted, to_float = _rehearse(path, arguments, arrays, index_arrays)
     if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
         return constant(wanted)
-    node_args = [_in_graph(tx, arg, to_float) for arg in given[0]]
-    node_kwargs = {name: _in_graph(tx, arg, to_float) for name, arg in given[1].items()}
+    node_args = [_in_graph(tx, arg, to_float) for arg in arguments[0]]
+    node_kwargs = {name: _in_graph(tx, arg, to_float) for name, arg in arguments[1].items()}
     result = tx.graph.emit("call_function", _target(path), node_args, node_kwargs)
     return _result(tx, path, arrays, result, wanted)
 
 
 def _rehearse(
-    path: str, given: Any, arrays: dict[ArrayValue, Any], places: set[Any]
+    path: str, arguments: Any, arrays: dict[ArrayValue, Any], index_arrays: set[Any]
 ) -> tuple[Any, bool]:
-    """Return what NumPy makes of what is made up, and whether torch needs its integers as floats.
+    """Return NumPy's result for sample arrays, and whether torch needs the integers as floats.
 
     Raises:
-        Break: where NumPy or torch fails, or they do not agree.
+        Break: where NumPy or torch fails, or their results differ.
     """
-    tensors = {one: torch.from_numpy(_example(one, one in places, False)) for one in arrays}
-    args, kwargs = tree_map_only(ArrayValue, arrays.__getitem__, given)
+    tensors = {
+        array: torch.from_numpy(_example(array, array in index_arrays, False)) for array in arrays
+    }
+    args, kwargs = tree_map_only(ArrayValue, arrays.__getitem__, arguments)
     of_array = path.startswith("ndarray.")
     function = operator.attrgetter(path.removeprefix("ndarray."))(type(args[0]) if of_array else np)
     with_scalar = path.endswith("dot") and not all(map(np.ndim, args))  # NaN times zero is zero
@@ -250,48 +255,54 @@ def _rehearse(
             wanted = function(*args, **kwargs)
         if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
             return wanted, False
-        kind = getattr(wanted, "dtype", None)
-        whole = {array.tensor.fake.is_floating_point() for array in arrays} == {False}
-        to_float = whole and kind == np.float64
+        result_dtype = getattr(wanted, "dtype", None)
+        integral = {array.tensor.fake.is_floating_point() for array in arrays} == {False}
+        to_float = integral and result_dtype == np.float64
         args, kwargs = tree_map_only(
-            ArrayValue, lambda one: tensors[one].double() if to_float else tensors[one], given
+            ArrayValue,
+            lambda array: tensors[array].double() if to_float else tensors[array],
+            arguments,
         )
         args, kwargs = tree_map_only(np.generic, np.generic.item, (args, kwargs))  # as in the graph
-        found = _target(path)(*args, **kwargs)
+        actual = _target(path)(*args, **kwargs)
     except Exception as error:
         raise Break("operator-error", f"{path}: {error}") from None
-    whole_result = kind is not None and kind.kind in "iub"
-    divisor = given[0][1] if len(given[0]) > 1 and "__r" not in path else None
+    whole_result = result_dtype is not None and result_dtype.kind in "iub"
+    divisor = arguments[0][1] if len(arguments[0]) > 1 and "__r" not in path else None
     by_more = type(divisor) is int and divisor > 0
-    divides = arrays and whole_result and not by_more and any(part in path for part in _BY_ZERO)
-    agree = all(_agree(arrays[one], tensors[one]) for one in arrays) and _agree(wanted, found)
+    divides = (
+        arrays and whole_result and not by_more and any(operation in path for operation in _BY_ZERO)
+    )
+    agree = all(_agree(arrays[array], tensors[array]) for array in arrays) and _agree(
+        wanted, actual
+    )
     if not agree or divides or with_scalar or not numpy_is_quiet():
         raise Break("numpy", f"{path}, which torch does in another way")
     return wanted, to_float
 
 
-def _agree(wanted: Any, found: Any) -> bool:
-    """Say whether a result of NumPy and one of torch are the same, but for rounding."""
+def _agree(wanted: Any, actual: Any) -> bool:
+    """Say whether the results of NumPy and torch are equal up to rounding."""
     if isinstance(wanted, list | tuple):
-        return len(wanted) == len(found) and all(
-            _agree(*pair) for pair in zip(wanted, found, strict=True)
+        return len(wanted) == len(actual) and all(
+            _agree(*pair) for pair in zip(wanted, actual, strict=True)
         )
-    if not isinstance(found, torch.Tensor):
-        return wanted is None and found is None
-    one, other = np.asarray(wanted), found.numpy()
-    same = one.shape == other.shape and one.dtype == other.dtype
-    return same and bool(np.allclose(one, other, 0.02, 0.02, equal_nan=True))
+    if not isinstance(actual, torch.Tensor):
+        return wanted is None and actual is None
+    left, right = np.asarray(wanted), actual.numpy()
+    same = left.shape == right.shape and left.dtype == right.dtype
+    return same and bool(np.allclose(left, right, 0.02, 0.02, equal_nan=True))
 
 
 def _result(
     tx: Tracer, path: str, arrays: dict[ArrayValue, Any], result: Value, wanted: Any
 ) -> Value:
-    """Turn what the graph returns into what NumPy does."""
+    """Convert a result of the graph to what NumPy returns."""
     if wanted is None:
         return NONE
     if isinstance(result, SequenceValue) and len(result.items) == len(wanted):
-        parts = zip(result.items, wanted, strict=True)
-        values = [_result(tx, path, arrays, one, other) for one, other in parts]
+        pairs = zip(result.items, wanted, strict=True)
+        values = [_result(tx, path, arrays, item, expected) for item, expected in pairs]
         return ListValue(values) if type(wanted) is list else TupleValue(values)
     first, example = next(iter(arrays.items()), (NONE, None))
     if wanted is example:
@@ -300,7 +311,9 @@ def _result(
     other = any(wanted is example for example in arrays.values())
     if other or not isinstance(result, TensorValue):  # an `out`; as many arrays as the data decides
         raise Break("numpy", f"what {path} returns")
-    bases = [one.fake.untyped_storage()._cdata for one in (result, *(a.tensor for a in arrays))]
+    bases = [
+        tensor.fake.untyped_storage()._cdata for tensor in (result, *(a.tensor for a in arrays))
+    ]
     taken = bases[0] in bases[1:]
     if mine and not taken:
         raise Break("numpy", f"{path} of an array that torch copies")
@@ -317,12 +330,12 @@ def _numpy(tx: Tracer, self: TensorValue) -> Value:
     lazy = fake.is_conj() or fake.is_neg()
     if np is None or fake.requires_grad or fake.device.type != "cpu" or tx.transforms or lazy:
         raise Break("numpy", "Tensor.numpy")
-    made = ArrayValue(self.tp_getattro(tx, "data"), np.ndarray)
+    array = ArrayValue(self.tp_getattro(tx, "data"), np.ndarray)
     try:
-        _example(made)
+        _example(array)
     except TypeError as error:
         raise Break("operator-error", str(error)) from None
-    return made
+    return array
 
 
 @rule(torch.from_numpy)
@@ -337,24 +350,24 @@ def _shared(tx: Tracer, array: ArrayValue) -> Value:
 
 
 def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
-    """Make a tensor; scalars of NumPy decide its dtype, arrays are copied where torch does."""
+    """Create a tensor; NumPy's scalars decide its dtype, arrays are copied where torch does."""
     items = data.items if isinstance(data, SequenceValue) else [data]
-    if items and all(isinstance(one, ArrayValue) for one in items):
+    if items and all(isinstance(item, ArrayValue) for item in items):
         return _of_arrays(maker, tx, data, **kwargs)
     alike = _alike(data)
-    if "dtype" not in kwargs and any(isinstance(one, np.generic) for one in tree_leaves(alike)):
+    if "dtype" not in kwargs and any(isinstance(leaf, np.generic) for leaf in tree_leaves(alike)):
         with unset_fake_temporarily():
             kwargs["dtype"] = constant(real_call(tx, maker, alike).dtype)
     if isinstance(data, SymValue) and type(alike) is int and kwargs.keys() <= {"dtype", "device"}:
-        given = {name: value for name, value in kwargs.items() if value is not NONE}
-        how = {"dtype": constant(torch.int64), **given}
+        options = {name: value for name, value in kwargs.items() if value is not NONE}
+        how = {"dtype": constant(torch.int64), **options}
         return tx.graph.emit("call_function", torch.scalar_tensor, [data], how)
-    numbers = [tx.force(one) for one in items]
-    sizes = [one for one in numbers if isinstance(one, SymValue) and not one.is_data()]
-    plain = all(one.python_type() is int for one in numbers) and kwargs.keys() <= {"dtype"}
+    numbers = [tx.force(item) for item in items]
+    sizes = [number for number in numbers if isinstance(number, SymValue) and not number.is_data()]
+    plain = all(number.python_type() is int for number in numbers) and kwargs.keys() <= {"dtype"}
     if sizes and plain and isinstance(data, SequenceValue):
-        parts = [_tensor_of(maker, tx, one, **kwargs) for one in numbers]
-        return tx.builtin(torch.stack, tx.literal(parts))
+        elements = [_tensor_of(maker, tx, number, **kwargs) for number in numbers]
+        return tx.builtin(torch.stack, tx.literal(elements))
     return tx.graph.emit("call_function", maker, [_fixed(data)], kwargs)
 
 
@@ -372,24 +385,29 @@ def _of_arrays(
     maker: Any, tx: Tracer, data: Value, dtype: Value = NONE, device: Value = NONE, **more: Value
 ) -> Value:
     rows: list[Any] = data.items if isinstance(data, SequenceValue) else [data]
-    kinds = [(one.tensor.fake.dtype, tuple(one.tensor.fake.shape)) for one in rows]
+    layouts = [(row.tensor.fake.dtype, tuple(row.tensor.fake.shape)) for row in rows]
     listed = rows[0] is not data
-    warns = listed and any(one.cls is np.ndarray for one in rows)
-    if more or warns or kinds.count(kinds[0]) < len(rows) or (listed and maker is torch.asarray):
+    warns = listed and any(row.cls is np.ndarray for row in rows)
+    if (
+        more
+        or warns
+        or layouts.count(layouts[0]) < len(rows)
+        or (listed and maker is torch.asarray)
+    ):
         raise Break("numpy", "a tensor of a list of arrays, or with more arguments")
-    tensors = [_shared(tx, one) for one in rows]
-    made = tensors[0]
+    tensors = [_shared(tx, row) for row in rows]
+    tensor = tensors[0]
     if listed:
-        made = tx.builtin(torch.stack, tx.literal(tensors))
+        tensor = tx.builtin(torch.stack, tx.literal(tensors))
     elif maker is torch.tensor or rows[0].cls is not np.ndarray:
-        made = made.call_method(tx, "clone", [], {})
+        tensor = tensor.call_method(tx, "clone", [], {})
     wanted = {"dtype": dtype, "device": device}
     wanted = {name: value for name, value in wanted.items() if value is not NONE}
-    return made.call_method(tx, "to", [], wanted) if wanted else made
+    return tensor.call_method(tx, "to", [], wanted) if wanted else tensor
 
 
 def _alike(data: Value) -> Any:
-    """Return a real object of which torch makes a tensor of the same dtype, or the same error."""
+    """Return an object from which torch creates a tensor of the same dtype, or the same error."""
     if isinstance(data, SequenceValue):
         return [_alike(item) for item in data.items]
     if isinstance(data, Constant):

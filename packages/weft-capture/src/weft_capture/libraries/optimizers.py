@@ -1,9 +1,9 @@
-"""Optimizers: what their Python does beyond tensor operations, and the `_foreach` functions.
+"""Optimizers: decorators and helpers of torch.optim, and the `_foreach` functions.
 
-`step`, `zero_grad` and gradient clipping are inlined like any Python code. The rows here are for
+`step`, `zero_grad` and gradient clipping are inlined like any Python code. The rules here are for
 the decorators of torch.optim, which call torch's own compiler, and for helpers that behave
-otherwise under `is_compiling()` than in eager. A `_foreach` function is what its C++ slow path
-is: one operation for each element of the lists.
+differently under `is_compiling()`. A `_foreach` function becomes its C++ slow path: one operation
+for each element of the lists.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _use_grad(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kw
 
 
 def _undisabled(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
-    """Look through torch's marker against its own compiler where the function is an optimizer's."""
+    """Unwrap the function of an optimizer that `torch._disable_dynamo` wraps."""
     wrapped = _free(function, "fn")
     inner = tx.force(wrapped)
     module = getattr(getattr(inner, "obj", None), "__module__", None) or ""
@@ -93,9 +93,9 @@ def _group_tensors(tx: Tracer, lists: Value, with_indices: Value = NONE) -> Valu
         groups.setdefault((fake.device, fake.dtype), []).append(index)
     pairs: list[tuple[Value, Value]] = []
     for key, indices in groups.items():
-        parts = [ListValue([column[i] for i in indices] if column else []) for column in columns]
+        group = [ListValue([column[i] for i in indices] if column else []) for column in columns]
         numbers = ListValue([constant(i) for i in indices])
-        pairs.append((tx.literal(key), TupleValue([ListValue(list(parts)), numbers])))
+        pairs.append((tx.literal(key), TupleValue([ListValue(list(group)), numbers])))
     return DictValue(pairs)
 
 
@@ -107,7 +107,7 @@ _SCALARS = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdi
 
 
 def _is_mapped(name: str) -> bool:
-    """Say whether this is a `_foreach` function, of an operation that there is for one tensor."""
+    """Say whether this is a `_foreach` function of an operation that exists for one tensor."""
     single = name.removeprefix("_foreach_")
     return single != name and (single in _SPECIAL or hasattr(torch.Tensor, single))
 
@@ -129,9 +129,9 @@ def _foreach(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
         results.append(_one(tx, target, row, named))
     if single.endswith("_"):
         return args[0]
-    floating = [one.example() for one in results if one.example().is_floating_point()]
-    if len({one.requires_grad for one in floating}) > 1:  # in eager they have one history
-        raise Break("autograd-state", "some elements of a foreach function require grad")
+    floating = [result.example() for result in results if result.example().is_floating_point()]
+    if len({tensor.requires_grad for tensor in floating}) > 1:  # in eager they have one history
+        raise Break("autograd-state", "only some elements of a foreach function require grad")
     return TupleValue(results)
 
 

@@ -1,4 +1,4 @@
-"""Packed sequences of lengths that capture knows.
+"""Packed sequences whose lengths are constants.
 
 Packing and padding sequences of known lengths are one node each, which has the lengths as ints
 (`weft_core.packed_sequence`).
@@ -25,14 +25,14 @@ def ints(tensor: Value, what: str) -> list[int]:
     Raises:
         Break: for any other.
     """
-    found = numbers(tensor, fix=True)
-    if not isinstance(found, list) or not all(type(number) is int for number in found):
+    values = numbers(tensor, fix=True)
+    if not isinstance(values, list) or not all(type(number) is int for number in values):
         raise Break("data-dependent-value", f"{what} of sequences in a tensor")
-    return found
+    return values
 
 
-def _tensor(tx: Tracer, known: list[int]) -> Value:
-    return tx.builtin(torch.tensor, tx.literal(known))
+def _tensor(tx: Tracer, values: list[int]) -> Value:
+    return tx.builtin(torch.tensor, tx.literal(values))
 
 
 @rule(torch._pack_padded_sequence)
@@ -43,8 +43,8 @@ def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value
         raise Break("operator-error", "packing sequences that are empty or not sorted")
     if shape[batch] != len(counts) or shape[time] < counts[0]:
         raise Break("operator-error", "packing other sequences than there are")
-    given = [input, tx.literal(counts), batch_first]
-    data = tx.graph.emit("call_function", packed_sequence.pack, given, {})
+    arguments = [input, tx.literal(counts), batch_first]
+    data = tx.graph.emit("call_function", packed_sequence.pack, arguments, {})
     return tx.tuple_of([data, _tensor(tx, packed_sequence.batch_sizes_of(counts))])
 
 
@@ -68,6 +68,6 @@ def _invert(tx: Tracer, permutation: Value) -> Value:
 
 @rule_of_each(torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)
 def _make(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    """Make a tensor of a shape, in which there may be numbers that a tensor tells."""
+    """Create a tensor whose shape may contain values of a constant tensor."""
     sizes = [tx.literal(n) if type(n := numbers(arg)) is int else arg for arg in args]
     return tx.graph.emit("call_function", function, sizes, kwargs)

@@ -20,15 +20,15 @@ def _run(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         if len(args) == 9:
             _check_steps(tx, function, args)
         return tx.graph.emit("call_function", function, list(args), kwargs)
-    known = [tx.literal(function.__name__), args[0], tx.literal(ints(args[1], "the sizes"))]
-    return tx.graph.emit("call_function", packed_sequence.run_rnn, [*known, *args[2:]], {})
+    leading = [tx.literal(function.__name__), args[0], tx.literal(ints(args[1], "the sizes"))]
+    return tx.graph.emit("call_function", packed_sequence.run_rnn, [*leading, *args[2:]], {})
 
 
 def _check_steps(tx: Tracer, function: Any, args: tuple[Value, ...]) -> None:
     """Break where a recurrent network would become a graph of too many steps."""
     x, layers, both, turned = args[0].example(), *(args[at].as_constant() for at in (4, 7, 8))
     if function is torch.lstm:
-        examples = ([one.example() for one in args[at].unpack(tx)] for at in (1, 2))
+        examples = ([state.example() for state in args[at].unpack(tx)] for at in (1, 2))
         if lstm.supports(x, *examples):
             return
     length: Any = x.shape[1 if turned and x.dim() == 3 else 0]

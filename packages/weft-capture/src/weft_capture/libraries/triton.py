@@ -1,7 +1,7 @@
-"""Launches of the program's own Triton kernels: each is one node, `weft::launch_`.
+"""Launches of the program's Triton kernels: each is one node, `weft::launch_`.
 
-The functions of grids and of `triton.heuristics` are executed symbolically, for each choice of an
-autotuner. Triton compiles, tunes and specialises when the node runs, as in eager execution.
+Grid functions and `triton.heuristics` are executed symbolically, for each config of an autotuner.
+Triton compiles, tunes and specialises when the node runs, as in eager execution.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw
         return value.example()
 
     def call(function: Any, meta: dict[str, Any]) -> Any:
-        given = tx.literal({name: values.get(id(one), one) for name, one in meta.items()})
-        return plain(tx.literal(function).tp_call(tx, [given], {}))
+        options = tx.literal({name: values.get(id(value), value) for name, value in meta.items()})
+        return plain(tx.literal(function).tp_call(tx, [options], {}))
 
     size = plain(grid) if isinstance(grid, SequenceValue) else functools.partial(call, grid)
     words = {name: plain(value) for name, value in kw.items()}
@@ -52,7 +52,7 @@ def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw
             name, *pools, written = bind(kernel.obj, size, list(map(plain, args)), words, call)
     except Unsupported as reason:
         raise Break("triton-kernel", f"a launch of a Triton kernel: {reason.cause}") from None
-    lists = [[values[id(one)] for one in pool] for pool in pools]
-    given = tx.literal([name, *lists, written])
-    tx.graph.emit_plain("call_function", LAUNCH_, given.unpack(tx), {})
+    lists = [[values[id(item)] for item in pool] for pool in pools]
+    launch = tx.literal([name, *lists, written])
+    tx.graph.emit_plain("call_function", LAUNCH_, launch.unpack(tx), {})
     return _Launched()

@@ -69,7 +69,7 @@ def _stand_in(key: Value) -> object:
         return key if key.source is not None and _by_identity(key.python_type()) else None
     elif all(current_tracer().force(item).is_constant() for item in key.unpack(current_tracer())):
         return None
-    known = current_tracer().place(key)
+    known = current_tracer().pregraph_value(key)
     return key if known is None and isinstance(key, Varying) else known and known[0]
 
 
@@ -151,7 +151,7 @@ class DictValue(Container, MutableValue):
         """Return an entry; one of a dict that was not read is guarded alone."""
         mark = _stand_in(key) if self.read is not None else None
         alone = mark is not None and all(one == mark for one, *_ in self.log or ())
-        known = tx.place(key) if alone else None
+        known = tx.pregraph_value(key) if alone else None
         hashed = mark if known or (alone and mark in self.own) else self.slot(key)
         if self.read is None or hashed in self.own:
             return (self.entries if self.read is None else self.own).get(hashed)

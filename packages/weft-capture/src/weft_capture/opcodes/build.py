@@ -40,8 +40,8 @@ def _build_const_key_map(frame: Frame, instr: Instr) -> None:
 
 @opcode("BUILD_STRING")
 def _build_string(frame: Frame, instr: Instr) -> None:
-    parts = frame.pop_many(instr.arg)
-    frame.stack.append(join_texts(frame.tx, parts))
+    texts = frame.pop_many(instr.arg)
+    frame.stack.append(join_texts(frame.tx, texts))
 
 
 @opcode("FORMAT_VALUE")
@@ -64,10 +64,10 @@ def _convert(frame: Frame, which: int) -> None:
 
 @opcode("BUILD_SLICE")
 def _build_slice(frame: Frame, instr: Instr) -> None:
-    parts = frame.pop_many(instr.arg)
-    if len(parts) == 2:
-        parts.append(constant(None))
-    frame.stack.append(SliceValue(*parts))
+    bounds = frame.pop_many(instr.arg)
+    if len(bounds) == 2:
+        bounds.append(constant(None))
+    frame.stack.append(SliceValue(*bounds))
 
 
 @opcode("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
@@ -76,11 +76,11 @@ def _extend(frame: Frame, instr: Instr) -> None:
     name = "extend" if instr.opname == "LIST_EXTEND" else "update"
     target = frame.stack[-instr.arg]
     if instr.opname == "LIST_EXTEND" and not _is_iterable(source):
-        kind = type_name(source.python_type())
-        frame.tx.raise_(TypeError, f"Value after * must be an iterable, not {kind}")
+        source_type = type_name(source.python_type())
+        frame.tx.raise_(TypeError, f"Value after * must be an iterable, not {source_type}")
     if instr.opname == "DICT_UPDATE" and not hasattr(source.python_type(), "keys"):
-        kind = type_name(source.python_type())
-        frame.tx.raise_(TypeError, f"'{kind}' object is not a mapping")
+        source_type = type_name(source.python_type())
+        frame.tx.raise_(TypeError, f"'{source_type}' object is not a mapping")
     if instr.opname == "DICT_MERGE":
         added = DictValue()
         if hasattr(source.python_type(), "keys"):
@@ -90,14 +90,14 @@ def _extend(frame: Frame, instr: Instr) -> None:
     target.call_method(frame.tx, name, [source], {})
 
 
-def _check_names(frame: Frame, place: int, added: DictValue, source: Value) -> None:
+def _check_names(frame: Frame, depth: int, added: DictValue, source: Value) -> None:
     """Raise where `**source` is an error, which names the function (format_kwargs_error)."""
-    tx, target = frame.tx, frame.stack[place]
-    known = target.entries if isinstance(target, DictValue) else {}
-    again = next((key for hashed, (key, _) in added.entries.items() if hashed in known), None)
+    tx, target = frame.tx, frame.stack[depth]
+    existing = target.entries if isinstance(target, DictValue) else {}
+    again = next((key for hashed, (key, _) in added.entries.items() if hashed in existing), None)
     if again is None and hasattr(source.python_type(), "keys"):
         return
-    callee = next(one for one in reversed(frame.stack[: place - 1]) if one is not NULL)
+    callee = next(value for value in reversed(frame.stack[: depth - 1]) if value is not NULL)
     if again is None or type(callee) is not FunctionValue:
         raise Break("builtin-error", "arguments after ** that a call refuses")
     names = (callee.tp_getattro(tx, f"__{name}__").as_constant() for name in ("module", "qualname"))
@@ -132,8 +132,8 @@ def _first_items(
         left: gets the iterator, unless it ended or all items were taken at once.
     """
     if not _is_iterable(value):
-        kind = type_name(value.python_type())
-        frame.tx.raise_(TypeError, f"cannot unpack non-iterable {kind} object")
+        value_type = type_name(value.python_type())
+        frame.tx.raise_(TypeError, f"cannot unpack non-iterable {value_type} object")
     if not isinstance(value, UserObject) and not hasattr(value.python_type(), "__next__"):
         return value.unpack(frame.tx)
     iterator = value.tp_iter(frame.tx)
@@ -170,5 +170,5 @@ def _unpack_ex(frame: Frame, instr: Instr) -> None:
         text = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
         frame.tx.raise_(ValueError, text)
     end = len(items) - after
-    parts: list[Value] = [*items[:before], ListValue(items[before:end]), *items[end:]]
-    frame.stack.extend(reversed(parts))
+    targets: list[Value] = [*items[:before], ListValue(items[before:end]), *items[end:]]
+    frame.stack.extend(reversed(targets))

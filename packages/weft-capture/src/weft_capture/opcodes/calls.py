@@ -49,13 +49,13 @@ def _call_in(frame: Frame, callee: Value, args: list[Value], kwargs: Kwargs) -> 
 @opcode("CALL")
 def _call(frame: Frame, instr: Instr) -> None:
     names = instr.argval
-    given = frame.pop_many(instr.arg)
+    arguments = frame.pop_many(instr.arg)
     kwargs: Kwargs = {}
     if names:
-        positional = len(given) - len(names)
-        kwargs = dict(zip(names, given[positional:], strict=True))
-        given = given[:positional]
-    callee, args = _callee(frame, given)
+        positional = len(arguments) - len(names)
+        kwargs = dict(zip(names, arguments[positional:], strict=True))
+        arguments = arguments[:positional]
+    callee, args = _callee(frame, arguments)
     frame.stack.append(_call_in(frame, callee, args, kwargs))
 
 
@@ -66,12 +66,12 @@ def _call_function_ex(frame: Frame, instr: Instr) -> None:
     if instr.arg & 1:
         kwargs = tx.keyword_arguments(frame.stack.pop())
     try:
-        given = list(steps(tx, frame.stack.pop(), TUPLE_ASKS_LENGTH))
+        arguments = list(steps(tx, frame.stack.pop(), TUPLE_ASKS_LENGTH))
     except Raised as raised:  # the interpreter names the function, too
         if issubclass(raised.value.python_type(), TypeError):
             raise Break("builtin-error", "arguments after * that may not be iterable") from None
         raise
-    callee, args = _callee(frame, given)
+    callee, args = _callee(frame, arguments)
     frame.stack.append(_call_in(frame, callee, args, kwargs))
 
 

@@ -108,12 +108,12 @@ def _prep_reraise_star(frame: Frame, instr: Instr) -> None:
 def _before_with(frame: Frame, instr: Instr) -> None:
     tx = frame.tx
     manager = frame.stack.pop()
-    kind = manager.python_type()
+    cls = manager.python_type()
     a, use = ("a", async_enters) if instr.opname == "BEFORE_ASYNC_WITH" else ("", enters)
     names = enter, leave = f"__{a}enter__", f"__{a}exit__"
-    there = [n for n in names if hasattr(kind, n) or manager.find_method(n) is not None]
+    there = [n for n in names if hasattr(cls, n) or manager.find_method(n) is not None]
     if len(there) < 2:
-        tx.raise_(TypeError, error_text(use, kind, there))
+        tx.raise_(TypeError, error_text(use, cls, there))
     exit_method = manager.tp_getattro(tx, leave)
     entered = manager.call_method(tx, enter, [], {})
     frame.stack.extend((exit_method, NULL, entered) if PY314 else (exit_method, entered))
@@ -122,8 +122,8 @@ def _before_with(frame: Frame, instr: Instr) -> None:
 @opcode("WITH_EXCEPT_START")
 def _with_except_start(frame: Frame, instr: Instr) -> None:
     tx, raised = frame.tx, frame.stack[-1]
-    kind: Value = tx.const_object(raised.python_type())
-    args: list[Value] = [kind, raised, TRACEBACK]
+    exc_type: Value = tx.const_object(raised.python_type())
+    args: list[Value] = [exc_type, raised, TRACEBACK]
     leave = frame.stack[-4]
     if PY314:  # the two slots of a call
         args = args if leave is NULL else [leave, *args]

@@ -137,9 +137,9 @@ def _end_send(frame: Frame, instr: Instr) -> None:
 @opcode("GET_AWAITABLE")
 def _get_awaitable(frame: Frame, instr: Instr) -> None:
     value = frame.stack[-1]
-    kind = value.python_type()
-    if not (hasattr(kind, "__await__") or kind is types.GeneratorType or instr.arg):
-        frame.tx.raise_(TypeError, error_text(awaits, kind))
+    cls = value.python_type()
+    if not (hasattr(cls, "__await__") or cls is types.GeneratorType or instr.arg):
+        frame.tx.raise_(TypeError, error_text(awaits, cls))
     try:
         frame.stack[-1] = awaitable(frame, value)
     except Break as reason:
@@ -154,8 +154,8 @@ def awaitable(frame: Frame, value: Value) -> Value:
     """
     if isinstance(value, GeneratorValue):
         busy = value.frame is not None and value.started and value.frame.delegate() is not None
-        known = value.kind == "coroutine" and not busy
-        if known or value.flags & inspect.CO_ITERABLE_COROUTINE:
+        is_coroutine = value.kind == "coroutine" and not busy
+        if is_coroutine or value.flags & inspect.CO_ITERABLE_COROUTINE:
             return value
     elif isinstance(value, AsyncStep):
         return value
@@ -169,15 +169,15 @@ def awaitable(frame: Frame, value: Value) -> Value:
 @opcode("GET_AITER")
 def _get_aiter(frame: Frame, instr: Instr) -> None:
     tx, over = frame.tx, frame.stack[-1]
-    kind = over.python_type()
-    if not hasattr(kind, "__aiter__"):
-        text = f"'async for' requires an object with __aiter__ method, got {kind.__name__}"
+    cls = over.python_type()
+    if not hasattr(cls, "__aiter__"):
+        text = f"'async for' requires an object with __aiter__ method, got {cls.__name__}"
         tx.raise_(TypeError, text)
     iterator = frame.stack[-1] = over.call_method(tx, "__aiter__", [], {})
-    kind = iterator.python_type()
-    if not hasattr(kind, "__anext__"):
+    cls = iterator.python_type()
+    if not hasattr(cls, "__anext__"):
         text = "'async for' received an object from __aiter__ that does not implement __anext__: "
-        tx.raise_(TypeError, text + kind.__name__)
+        tx.raise_(TypeError, text + cls.__name__)
 
 
 @opcode("GET_ANEXT")

@@ -46,8 +46,8 @@ on_values(
 @opcode("CONTAINS_OP")
 def _contains_op(frame: Frame, instr: Instr) -> None:
     item, container = frame.pop_many(2)
-    found = contains(frame.tx, container, item)
-    frame.stack.append(constant(not found.nb_bool(frame.tx)) if instr.argval else found)
+    result = contains(frame.tx, container, item)
+    frame.stack.append(constant(not result.nb_bool(frame.tx)) if instr.argval else result)
 
 
 _MATCHES = {"MATCH_MAPPING": 1 << 6, "MATCH_SEQUENCE": 1 << 5}
@@ -63,7 +63,7 @@ def _match_kind(frame: Frame, instr: Instr) -> None:
 @opcode("MATCH_KEYS")
 def _match_keys(frame: Frame, instr: Instr) -> None:
     tx, keys, subject = frame.tx, frame.stack[-1], frame.stack[-2]
-    found = []
+    values = []
     seen: set[object] = set()
     for key in keys.unpack(tx):
         if key.tp_hash() in seen:
@@ -73,20 +73,20 @@ def _match_keys(frame: Frame, instr: Instr) -> None:
         if not contains(tx, subject, key).nb_bool(tx):
             frame.stack.append(constant(None))
             return
-        found.append(subject.mp_subscript(tx, key))
-    frame.stack.append(tx.tuple_of(found))
+        values.append(subject.mp_subscript(tx, key))
+    frame.stack.append(tx.tuple_of(values))
 
 
 def _match_args(tx: Tracer, cls: type) -> list[str]:
     """Return `__match_args__` of a class."""
     fields = getattr(cls, "__match_args__", ())
     if not isinstance(fields, tuple):
-        kind = type(fields).__name__
-        tx.raise_(TypeError, f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
+        got = type(fields).__name__
+        tx.raise_(TypeError, f"{cls.__name__}.__match_args__ must be a tuple (got {got})")
     for field in fields:
         if not isinstance(field, str):
-            kind = type(field).__name__
-            tx.raise_(TypeError, f"__match_args__ elements must be strings (got {kind})")
+            got = type(field).__name__
+            tx.raise_(TypeError, f"__match_args__ elements must be strings (got {got})")
     return list(fields)
 
 
@@ -102,27 +102,27 @@ def _match_class(frame: Frame, instr: Instr) -> None:
     real = cls.as_constant()
     fields = _match_args(tx, real) if instr.arg else []
     allowed = len(fields)
-    whole = bool(real.__flags__ & _MATCH_SELF) and "__match_args__" not in dir(real)
-    if whole:
+    matches_self = bool(real.__flags__ & _MATCH_SELF) and "__match_args__" not in dir(real)
+    if matches_self:
         allowed = 1
     if instr.arg > allowed:
         plural = "" if allowed == 1 else "s"
         text = f"accepts {allowed} positional sub-pattern{plural} ({instr.arg} given)"
         tx.raise_(TypeError, f"{real.__name__}() {text}")
-    parts = [subject] if whole and instr.arg else []
-    wanted = [*([] if whole else fields[: instr.arg]), *names]
+    values = [subject] if matches_self and instr.arg else []
+    wanted = [*([] if matches_self else fields[: instr.arg]), *names]
     for number, name in enumerate(wanted):
         if name in wanted[:number]:
             text = f"got multiple sub-patterns for attribute {name!r}"
             tx.raise_(TypeError, f"{real.__name__}() {text}")
     try:
-        parts += [subject.tp_getattro(tx, name) for name in wanted]
+        values += [subject.tp_getattro(tx, name) for name in wanted]
     except Raised as raised:
         if not issubclass(raised.value.python_type(), AttributeError):
             raise
         frame.stack.append(constant(None))
         return
-    frame.stack.append(tx.tuple_of(parts))
+    frame.stack.append(tx.tuple_of(values))
 
 
 _MATCH_SELF = 1 << 22

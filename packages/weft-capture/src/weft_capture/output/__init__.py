@@ -1,1 +1,1 @@
-"""From a finished capture to the code object that replaces the frame."""
+"""Generate the code object that replaces a captured frame."""

@@ -1,8 +1,8 @@
 """The code object that replaces a captured frame.
 
-    early calls -> run the graph -> late calls (see `deferred_calls`) -> load everything that is
-    still needed -> write side effects back -> return, or do the breaking instruction for real
-    and go on in a resume function
+    early calls -> run the graph -> late calls (see `deferred_calls`) -> load all live values
+    -> write side effects -> return, or run the breaking instruction eagerly and continue in a
+    resume function
 
 Everything is loaded before anything is written, so that no write changes what a source reads.
 """
@@ -54,12 +54,12 @@ _ASKS_LATER = (
 
 
 def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[Node]) -> None:
-    """Let no result come from another whose gradient the rest of the frames may ask for.
+    """Break where one result of the graph is computed from another whose gradient may be read.
 
-    To autograd a compiled graph is one function, whose results have nothing to do with each other.
+    To autograd a compiled graph is one function, and has no edges between its results.
 
     Raises:
-        Break: to run for real what first makes one of the other.
+        Break: at the operation that first consumes such a result.
     """
     names = [frame.function.code.co_names for frame in frames]
     if not any(asked.issubset(used) for asked in _ASKS_LATER for used in names):
@@ -72,7 +72,7 @@ def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[No
         first = [step for step in steps if step > written.get(node, -1)]
         fake = node.meta.get("example_value") if visible else None
         if first and getattr(fake, "requires_grad", False):
-            what = "a tensor whose gradient may be asked for is used before the graph ends"
+            what = "a tensor whose gradient may be read is used before the graph ends"
             raise Break("autograd-state", what, min(first))
         if first:
             leading.add(node)
@@ -84,11 +84,11 @@ def _run_in(inference: bool, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _in_handler(error: Break, frame: OuterFrame) -> Break:
-    """Return the break for one inside the handler of an exception that came from outside.
+    """Return the break for a break inside the handler of an exception that eager code raised.
 
-    It cannot be taken back to the instruction that raised, and no other frame can be made to
-    handle the exception. What the frame raises for good may end the handler, but not in a piece of
-    a generator, with which the interpreter forgets what is handled.
+    Capture cannot go back to the instruction that raised, and no other frame can handle the
+    exception. An uncaught exception may end the handler, but not in a resumed generator, where the
+    interpreter forgets the exception that is being handled.
     """
     if error.code == "uncaught-exception":
         error.eager_frame = frame if frame.decoded.flags & SUSPENDING else error.eager_frame
@@ -99,9 +99,9 @@ def _in_handler(error: Break, frame: OuterFrame) -> Break:
 
 
 def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
-    """Let the graph end in the modes it began in; returns the grad mode to set after it.
+    """Restore the modes at the start of the graph; returns the grad mode to set after it.
 
-    Blocks that are still open are entered again by the values on the stack.
+    The context managers on the stack enter the open blocks again.
     """
     tx.journal.begin()
     tx.calls.forget_clock()
@@ -129,12 +129,12 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
 
 @dataclass(eq=False)
 class Assembly:
-    """One pass over the code; the first, `draft`, finds out which outputs the graph needs.
+    """One pass over the code; the first, `draft`, collects the outputs that the graph needs.
 
     Args:
         frame: the captured frame, which returned (`stopped` None) or broke.
         end_mode: the grad mode to set after the graph.
-        rebuilt: the values of which the code makes objects, known in the second pass.
+        rebuilt: the values that the code rebuilds, known in the second pass.
     """
 
     tx: Tracer
@@ -145,7 +145,7 @@ class Assembly:
 
     def __post_init__(self) -> None:
         self.writer = Writer(self.frame.decoded, tail_call=hook.tail_call)
-        # Those that inlined comprehensions make in the middle of the code are rebuilt.
+        # The cells of inlined comprehensions are rebuilt.
         self.replaced = {
             name: cell
             for name, cell in self.frame.cells.items()
@@ -162,8 +162,8 @@ class Assembly:
         """Make the first pass, while the modes are those at the end of the capture.
 
         Raises:
-            Break: when something that is needed cannot be rebuilt, such as the state of the
-                interpreter inside an exception handler.
+            Break: when a live value cannot be rebuilt, such as the interpreter's state inside an
+                exception handler.
         """
         tx = frame.tx
         if stopped is not None and any(outer.exception is not None for outer in stopped.frames):
@@ -181,7 +181,7 @@ class Assembly:
     def finish(
         self, compile_graph: Callable[[GraphModule, list[GraphInput]], Any]
     ) -> tuple[types.CodeType, GraphModule | None]:
-        """Make the second pass; returns the code and the graph it calls, None for an empty one.
+        """Make the second pass; returns the code and its graph, None for an empty one.
 
         Args:
             compile_graph: (module, inputs) -> callable on the inputs' values.
@@ -207,11 +207,11 @@ class Assembly:
         return final.writer.finish(), graph
 
     def begin(self) -> None:
-        """Switch the program's handlers off for all that is not the program's own."""
+        """Disable the program's handlers around code that is not the program's."""
         if self.tx.overrides.outer:
             self.out.call(handlers_off, [])
             self.handlers = self.out.store_temp()
-            self.begins_at = self.writer.place()
+            self.begins_at = self.writer.position()
 
     def _end(self) -> None:
         if self.handlers:
@@ -227,14 +227,14 @@ class Assembly:
     def call_graph(self, compiled: Any, inputs: list[GraphInput]) -> None:
         """Run the graph and keep its results.
 
-        A compiled graph with an attribute `call_boxed` gets its arguments in a list that nothing
-        else holds, unless what follows a break may read them once more.
+        A compiled graph with an attribute `call_boxed` gets its arguments in a list that it owns,
+        unless code after a break may read them again.
         """
         writer = self.writer
         sources = [entry.source for entry in inputs]
         plain = self.stopped or config.settings.caching_precompile  # another backend may call it
         boxed = None if plain else getattr(compiled, "call_boxed", None)
-        # What the backend made is no program to capture: it runs with the hook off.
+        # The frame hook is off while the backend's code runs.
         target = functools.partial(hook.run, None, boxed or compiled)
         if any(node.target in LEVELS for node in self.tx.graph.graph.nodes):
             target = functools.partial(
@@ -244,7 +244,7 @@ class Assembly:
             devices = devices_of(self.tx.graph.graph.nodes)
             target = functools.partial(run_checked, target, devices)
         caller = call_with(target, sources) if boxed is None else None
-        start = writer.place()
+        start = writer.position()
         writer.begin_call()
         if caller is None:
             writer.load_const(target)
@@ -263,7 +263,7 @@ class Assembly:
         writer.store_local(GRAPH_RESULT)
 
     def _run_again(self, error_type: type[Exception]) -> None:
-        """Run the frame as it is instead of a graph that raised, as nothing has been done yet."""
+        """Run the frame eagerly after its graph raised; no side effect has happened yet."""
         writer = self.writer
         writer.store_local(GRAPH_RESULT)
         writer.begin_call()
@@ -284,7 +284,7 @@ class Assembly:
         writer.reraise()
 
     def body(self, outputs: dict[Node, int]) -> None:
-        """Write what follows the graph."""
+        """Write the code after the graph."""
         self.out.graph_outputs.update(outputs)
         if self.end_mode is not self.tx.entry_grad_mode:
             self.out.do(torch._C._set_grad_enabled, constant(self.end_mode))
@@ -310,7 +310,7 @@ class Assembly:
         writer.return_()
 
     def _load_cells(self) -> dict[str, str]:
-        """Load the contents of the frame's own cells into temporaries, where any is handed out."""
+        """Load the contents of the frame's own cells into temporaries, where a cell escapes."""
         temps: dict[str, str] = {}
         for name, cell in self.frame.cells.items():
             if name in self.frame.decoded.cellvars and cell.contents is not None:
@@ -335,7 +335,7 @@ class Assembly:
         index = frame.ip - 1 if inlined else frame.ip
         instr = frame.decoded.instrs[index]
         writer.at(instr)
-        # An inlined function asks for frames, those of its callers perhaps.
+        # An inlined function may look at the frames of its callers.
         shown = bool(inlined) and shows_frame(inlined[-1].decoded, inlined[-1].ip)
         fails = (self.stopped is not None and REASONS[self.stopped.error.code].raises) or shown
         keep = frozenset(frame.locals) if shown else out.kept(frame.locals)
@@ -362,7 +362,7 @@ class Assembly:
         below = [value is not NULL for value in frame.stack]
         step = RealStep(writer, frame.decoded, below, tuple(locals_), keep)
         if inner is None:
-            # What the instruction lets go of must die, and not live on in this frame.
+            # This frame must not keep objects alive that the instruction releases.
             writer.clear_temps(GRAPH_RESULT)
             step.run(index)
             return
@@ -370,6 +370,6 @@ class Assembly:
         step.returned(index)
 
     def _is_rebound(self, name: str) -> bool:
-        """Say whether an argument's variable holds it no more: it may have to die."""
+        """Say whether an argument's variable was rebound, so that the argument must be released."""
         source = getattr(self.frame.locals.get(name), "source", None)
         return source != LocalSource(name)

@@ -1,4 +1,4 @@
-"""The breaking instruction, run for real, and the way on to the resume function."""
+"""The breaking instruction, which runs eagerly, and the call of the resume function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_WORK = frozenset(
     + ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_FAST", "STORE_FAST", "DELETE_FAST", "PUSH_NULL")
     + ("JUMP", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "RETURN_VALUE")
 )
-"""Instructions that a handler may consist of which only takes note of an exception."""
+"""Instructions of handlers that only store the exception or a constant."""
 
 
 _ENTERS = {
@@ -35,7 +35,7 @@ _ENTERS = {
 
 
 def special_method(owner: Any, name: str) -> Any:
-    """Return a method of the `with` protocol as `with` finds it, or raise what `with` does."""
+    """Look up a method of the `with` protocol as `with` does, with its error."""
     for cls in type(owner).__mro__:
         if name in vars(cls):
             attribute = vars(cls)[name]
@@ -71,7 +71,7 @@ class RealStep:
     keep: Collection[str]
 
     def run(self, index: int) -> None:
-        """Write instruction `index` and what comes after it.
+        """Write instruction `index` and the code after it.
 
         Raises:
             Break: for a RETURN_VALUE: its value cannot be rebuilt.
@@ -113,7 +113,7 @@ class RealStep:
         self._handle(index)
 
     def _enter(self, index: int, enter: str, leave: str) -> None:
-        """Write what 3.14 enters a `with` block with, but a bound method and a NULL for its end."""
+        """Write 3.14's entry of a `with` block, with a bound `__exit__` and a NULL on the stack."""
         writer = self.writer
         manager = writer.temp()
         writer.store_local(manager)
@@ -134,16 +134,16 @@ class RealStep:
         self._handle(index)
 
     def returned(self, index: int) -> None:
-        """Go on after a call in the place of instruction `index`, whose result was pushed."""
+        """Continue after a call that replaced instruction `index`, whose result was pushed."""
         self.writer.in_place_of(index)
         self.resume(index + 1, [*self.below, True])
         self._handle(index)
 
     def _handle(self, index: int) -> None:
-        """Go on in the handler of instruction `index`, which raised.
+        """Continue in the handler of instruction `index`, which raised.
 
-        A handler that ends another one is part of the frame that handles, and in one that does no
-        work there is nothing to capture: the original's code follows.
+        A handler inside another handler stays in the handling frame, and a handler without
+        operations has nothing to capture: both run the original code.
         """
         handler, writer = self.decoded.instrs[index].handler, self.writer
         if handler is None or self.decoded.instrs[handler.target].opname != "PUSH_EXC_INFO":
@@ -163,11 +163,11 @@ class RealStep:
     def resume(
         self, index: int, stack: Sequence[bool], done: Instr | None = None, kept: bool = False
     ) -> None:
-        """Go on at instruction `index`, after `done` ran for real."""
+        """Continue at instruction `index`, after `done` ran eagerly."""
         names = self.names
         if done is not None and done.opname in ("STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
             names = tuple(name for name in names if name != done.argval)
-            # An inlined comprehension gives back a NULL to a variable that was unbound before.
+            # An inlined comprehension restores a NULL in a variable that was unbound before.
             names += (done.argval,) * (done.opname == "STORE_FAST" and self.below[-1])
         self.writer.call_resume(make_resume(self.decoded, index, stack, names, self.keep), kept)
 

@@ -1,8 +1,8 @@
-"""Entering inlined frames again where a break interrupted them (docs/architecture has the picture).
+"""Entries: code that continues the inlined frames of a break (figure in docs/architecture).
 
 An entry has the name, file, lines and exception handlers of an inlined function, and gets its live
-variables and operand stack. The innermost one runs the breaking instruction for real, the others
-call the next entry; all go on in a resume function. They depend on no guards.
+variables and operand stack. The innermost entry runs the breaking instruction eagerly, each other
+one calls the next entry; all continue in a resume function. They have no guards.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ def is_entry(code: types.CodeType) -> bool:
 
 
 def entry_replacement(code: types.CodeType) -> types.CodeType | None:
-    """Return what the frame hook runs for an entry, which it then finds on its own.
+    """Return the code that the frame hook runs for an entry.
 
-    It does what the entry's own code does, but ends the frame before it goes on in the resume
-    function.
+    It equals the entry's own code, but ends the frame before the call of the resume function.
     """
     replacement: types.CodeType | None = decode(code).derived.get("replacement")
     if replacement is not None:
@@ -50,7 +49,7 @@ def make_entry(
     decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str],
     keep: frozenset[str], inner: bool,
 ) -> Entry:  # fmt: skip
-    """Return the entry at an instruction; `inner` calls another in the place of that."""
+    """Return the entry at an instruction; with `inner` it calls another entry instead of it."""
     key = ("entry", index, stack, bound, keep, inner)
     entry: Entry | None = decoded.derived.get(key)
     if entry is None:
@@ -86,17 +85,17 @@ def make_entry(
 
 
 class InnerFrames:
-    """Loads the inlined frames of a break, and then calls their entries.
+    """Loads the inlined frames of a break and calls their entries.
 
     Args:
-        out: where to write; everything is loaded at once, into temporaries.
+        out: the output; all values are loaded first, into temporaries.
         frames: the inlined frames, outermost first; the last one broke.
         whole: keep also the variables that nothing uses any more.
     """
 
     def __init__(self, out: Output, frames: Sequence[Frame], *, keep_all: bool = False) -> None:
         self._writer = out.writer
-        # In this order, because loading a context manager enters its block again.
+        # Outermost first, because loading a context manager enters its block again.
         self._loaded = [
             self._load(out, frame, frame is not frames[-1], keep_all) for frame in frames
         ]
@@ -114,7 +113,7 @@ class InnerFrames:
 
         function = out.load_temp(frame.function)
         arguments = [out.load_temp(_argument(frame, arg)) for arg in args]
-        # A comprehension that has not begun has made no cell yet.
+        # A comprehension that has not begun has no cell yet.
         cells = [out.load_temp(frame.cells.get(name) or CellValue()) for name in code.co_freevars]
         return code, function, arguments, cells
 
@@ -131,7 +130,7 @@ class InnerFrames:
         writer.begin_call()
         writer.load_const(hook.enter)
         writer.load_local(inner[0])
-        # The frame stays while the callee runs on: it must not keep what that one lets go of.
+        # The frame stays while the callee runs; it must not keep objects that the callee releases.
         writer.clear_temps(GRAPH_RESULT)
         writer.call(1)
 
@@ -159,12 +158,12 @@ def _argument(frame: Frame, arg: int | str) -> Value:
 def continue_function(
     function: types.FunctionType, code: types.CodeType, cells: tuple[types.CellType, ...]
 ) -> Callable[..., Any]:
-    """Return a function of `code` in the place of `function`: same globals and name."""
+    """Return a function of `code` with the globals and the name of `function`."""
     return types.FunctionType(code, function.__globals__, function.__name__, None, cells or None)
 
 
 def from_the_start(decoded: Decoded) -> Resume:
-    """Return how to run a frame as it is: its code with flat arguments, and with the hook off."""
+    """Return the eager version of a frame: its code with flat arguments and the hook off."""
     key = "from the start"
     resume: Resume | None = decoded.derived.get(key)
     if resume is None:

@@ -1,8 +1,7 @@
-"""`Output`: writes bytecode that loads values where the captured frame ends.
+"""`Output`: writes bytecode that loads values at the end of the captured frame.
 
-A value with a source is loaded from where it came; a tensor computed by the graph is taken from
-the graph's outputs; everything else is rebuilt by its own `reconstruct`, once, and remembered in a
-temporary so that identity is kept.
+A value with a source is loaded from it, and a tensor of the graph from the graph's outputs. Any
+other value is rebuilt once by its `reconstruct` and kept in a temporary, so that identity holds.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class Output:
 
     Args:
         writer: the code.
-        cells: the frame's own cell variables by value; their cells are made by the new code.
+        cells: the frame's own cell variables by value; the new code creates their cells.
         tx: the capture.
-        ended: tells which call makes a tensor whose history a backward pass has used up.
-        exist: values made while capturing of which there will be objects in any case.
+        ended: returns the call that creates a tensor whose history a backward pass has freed.
+        exist: values created while capturing that the new code has in any case.
 
-    `last` has calls on objects made here that look at what `writes` write.
+    `last` has calls on new objects that read what `writes` write.
     """
 
     writer: Writer
@@ -141,12 +140,12 @@ class Output:
         self.writer.call(len(args) + len(names), tuple(names))
 
     def do(self, function: object, *args: Value) -> None:
-        """Call a function for what it does to something that was made here."""
+        """Call a function for its effect on a new object."""
         self.call(function, args)
         self.writer.pop()
 
     def fill_attributes(self, owner: Value, attributes: Mapping[str, Value]) -> None:
-        """Give an object that was made here its attributes, past any `__setattr__`."""
+        """Set the attributes of a new object, bypassing any `__setattr__`."""
         hidden = [name for name in attributes if is_hidden(owner.python_type(), name)]
         shown = {name: value for name, value in attributes.items() if name not in hidden}
         if shown:
@@ -161,7 +160,7 @@ class Output:
         if isinstance(value, TensorValue) and value.hooked_at >= 0:
             raise Break("autograd-state", "a tensor with a hook leaves", value.hooked_at)
         if isinstance(value, TensorValue) and value.is_new_leaf():
-            # Whatever traces the graph next makes a tensor with a history of it, or with none.
+            # The tracer of the next stage would give it a `grad_fn`, or no gradient.
             step = self.tx.graph.made_at.get(node, -1)
             raise Break("autograd-state", "a new leaf that requires grad leaves the graph", step)
         ending = self.ended(value) if isinstance(value, TensorValue) else None
@@ -175,13 +174,13 @@ class Output:
         self.writer.binary_subscr()
 
     def rebuilt(self) -> Set[Value]:
-        """Return the values of which this code makes or keeps objects."""
+        """Return the values that this code creates or keeps."""
         return self._temps.keys()
 
     def kept(self, variables: Mapping[str, Value]) -> frozenset[str]:
         """Return the variables that hold objects whose death the program may see.
 
-        CPython lets go of them when the frame ends, read or not. What a graph makes dies early.
+        CPython releases them when the frame ends, read or not. Results of a graph die early.
         """
         return frozenset(name for name, value in variables.items() if self._may_live(value))
 
@@ -197,14 +196,14 @@ class Output:
         return value.source is not None or value in self.exist
 
     def remember(self, value: Value) -> None:
-        """Keep what is on top of the stack as the object of `value`; it stays on the stack."""
+        """Store the top of the stack as the object of `value`; it stays on the stack."""
         temp = self.writer.temp()
         self._temps[value] = temp
         self.writer.dup()
         self.writer.store_local(temp)
 
     def pin(self, value: Value) -> None:
-        """Load an object into a temporary now, before writes change the way to it."""
+        """Load an object into a temporary now, before writes change its source."""
         if isinstance(value, LazyValue) and value.forced is not None:
             value = value.forced
         if value in self._temps or value in self.cells:
@@ -228,14 +227,14 @@ class Output:
         return self.store_temp()
 
     def later(self, function: Callable[..., object], *args: Value) -> None:
-        """Write a call that changes an existing object: behind all loads, its arguments as now."""
+        """Queue a call that changes an existing object: after all loads, with today's arguments."""
         for arg in args:
             self.pin(arg)
 
         self.writes.append(functools.partial(self.do, function, *args))
 
     def write(self) -> None:
-        """Emit what is to come behind all loads."""
+        """Emit the queued calls."""
         for write in self.writes:
             write()
         for function, value in self.last:
@@ -257,8 +256,8 @@ class Output:
         """Set (or delete) attributes of an existing object later.
 
         Args:
-            set_one: what sets an attribute: past a `__setattr__` that was captured already.
-            delete_one: what deletes one.
+            set_one: sets an attribute, bypassing a `__setattr__` that was captured already.
+            delete_one: deletes an attribute.
         """
         for name, value in attributes.items():
             if value is not DELETED and is_hidden(owner.python_type(), name):
@@ -270,17 +269,17 @@ class Output:
 
 
 def set_attributes(obj: object, /, **attributes: object) -> None:
-    """Set attributes past any `__setattr__`."""
+    """Set attributes, bypassing any `__setattr__`."""
     for name, value in attributes.items():
         object.__setattr__(obj, name, value)
 
 
 def _set_hidden(obj: object, name: str, value: object) -> None:
-    """Write the `__dict__` under the name of a property or another descriptor."""
+    """Store in the `__dict__` under the name of a data descriptor."""
     object.__getattribute__(obj, "__dict__")[name] = value
 
 
 def _delete_if_set(delete: Callable[..., None], owner: object, name: str) -> None:
-    """Delete an attribute; one that the captured code set and deleted again was never there."""
+    """Delete an attribute, if it exists; the captured code may have set and deleted it."""
     with suppress(AttributeError):
         delete(owner, name)

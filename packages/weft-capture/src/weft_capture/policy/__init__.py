@@ -1,1 +1,1 @@
-"""What is compiled and how: which code, stances, decorators, the cache of captures, reports."""
+"""Policy: which code is captured, stances, decorators, the cache of captures, reports."""

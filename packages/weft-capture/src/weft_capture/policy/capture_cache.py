@@ -1,8 +1,8 @@
-"""Captured code kept in the cache folder, for processes that then need not capture.
+"""Cache of captures on disk, so that later processes need not capture again.
 
-Each entry of a code object is a file: guards, replacement code, graph. Another process finds again
-what it names, tests its guards, and gives the graph to its backend; an entry of which anything is
-another by then is passed over. docs/architecture/capture.md says why that is right.
+Each entry of a code object is a file: guards, replacement code, graph. Another process looks up the
+names in it, tests its guards, and passes the graph to its backend. It skips an entry where anything
+differs. docs/architecture/capture.md explains why that is correct.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Saved:
-    """One entry as it is in a file."""
+    """One entry of a file."""
 
     library: tuple[tuple[str, str, str], ...]  # (module, name, repr) of its data that was read
     guards: tuple[Guard, ...]  # as `weft_guards.serialization` writes them
@@ -102,7 +102,7 @@ class Saved:
 
 
 def rows_of(module: GraphModule) -> Rows:
-    """Write a graph down; a backend may change it."""
+    """Serialize a graph before a backend changes it."""
     refs: dict[torch.fx.Node, Any] = {node: Ref(node.name) for node in module.graph.nodes}
     return tuple(
         (node.op, node.name, node.target)
@@ -125,7 +125,7 @@ def _graph(rows: Rows) -> GraphModule:
 
 
 def _fakes(inputs: Inputs, values: list[Any], env: Any) -> list[Any]:
-    """Return fakes of a graph's inputs, with new symbols in the places of the old ones."""
+    """Return fakes of a graph's inputs, with new symbols for the old ones."""
     mode = fake.fake_mode(env)
     fakes: dict[Source, Any] = {}
     for (source, dims, free), value in zip(inputs, values):
@@ -144,7 +144,7 @@ def _fakes(inputs: Inputs, values: list[Any], env: Any) -> list[Any]:
 
 
 class _Saver(serialization.GuardPickler):
-    """Writes entries: code objects are written as where they come from.
+    """Pickles entries; a code object is written as a reference to its function.
 
     `owners` are the functions whose code the entry may hold.
     """
@@ -185,7 +185,7 @@ def to_bytes(
     tx: Tracer, code: types.CodeType, guards: list[Guard], rows: Rows, inputs: list[GraphInput],
     stopped: BreakRecord | None,
 ) -> bytes | str:  # fmt: skip
-    """Return what a capture made, for other processes, or why they could not use it."""
+    """Serialize a capture for other processes, or return the reason why they cannot use it."""
     home = original(decode(tx.function.__code__)).code
     data = {key: obj for key, obj in tx.library.items() if not callable(obj)}
     references: dict[int, Any] = {id(obj): ("place", *key) for key, obj in data.items()
@@ -215,7 +215,7 @@ def to_bytes(
 
 
 def _readable(inputs: list[GraphInput]) -> Iterator[tuple[Source, Dims, Dims]]:
-    """Yield what `Inputs` has of each input, if another process can read it."""
+    """Yield the row of `Inputs` of each input, if another process can read its source."""
     sources = {entry.source for entry in inputs}
     for entry in inputs:
         source, example = entry.source, entry.node_example
@@ -234,9 +234,9 @@ def _readable(inputs: list[GraphInput]) -> Iterator[tuple[Source, Dims, Dims]]:
 
 
 class CaptureCache:
-    """What other processes kept for one code object.
+    """The entries on disk for one code object.
 
-    `rules` are whatever else decides what capture makes of it, with a stable repr.
+    `rules` are further options that the capture depends on, with a stable repr.
     """
 
     def __init__(self, function: types.FunctionType, *rules: Any) -> None:
@@ -262,14 +262,14 @@ class CaptureCache:
                 _log.warning("unreadable cache file %s: not used", path, exc_info=True)
 
     def add(self, data: bytes) -> None:
-        """Keep one more entry."""
+        """Store one more entry."""
         if len(list(self.folder.glob(f"{self.key}-*"))) < 16:
             try_write(self.folder / f"{self.key}-{hashlib.sha256(data).hexdigest()[:16]}", data)
 
     def take(
         self, function: types.FunctionType, flat_args: tuple[Any, ...], backend: Callable[..., Any]
     ) -> tuple[types.CodeType, list[Guard], GraphModule | None, BreakRecord | None] | None:
-        """Compile and drop an entry that admits a call; returns code, guards, graph and break."""
+        """Compile and drop an entry whose guards hold; returns code, guards, graph and break."""
         for entry in self.entries:
             try:
                 guards = serialization.bind(entry.guards, function, flat_args)
@@ -285,7 +285,7 @@ class CaptureCache:
 
 @functools.cache
 def _environment() -> str:
-    """Tell what capture depends on that is the same for a whole process."""
+    """Return the state of the process that capture depends on."""
     files = (str(weft_core.__file__), str(weft_guards.__file__), __file__)
     versions = (sys.version, sys.flags, torch.__version__, torch.version.git_version)
     machine = (torch.cuda.is_available(), torch.get_num_threads(), usable_extension() is not None)

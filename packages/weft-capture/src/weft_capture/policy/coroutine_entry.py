@@ -1,10 +1,10 @@
 """Calls of optimised coroutine and generator functions.
 
-The frame hook replaces the frame of such a function when it begins, and that of each piece of it
-behind an `await` or `yield`. A piece is a coroutine or generator itself, which waits and yields for
-real and returns the tail call of the next one. What the program holds runs one after the other.
-The pieces of an asynchronous generator are generators, for that one can return nothing: what they
-yield is what its frame yields, to the program in the interpreter's wrapper, else to the event loop.
+The frame hook replaces the frame of such a function when it begins, and the frame of each piece
+after an `await` or `yield`. A piece is a coroutine or generator itself, which waits and yields
+eagerly and returns the tail call of the next piece. The object that the program holds runs the
+pieces in turn. The pieces of an asynchronous generator are generators, since an asynchronous
+generator cannot return a value; they yield what its frame yields.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN = ("co_name", "co_qualname", "co_filename", "co_firstlineno")
 
 
 def in_pieces(function: Any) -> Any:
-    """Return the function that makes the first piece in a call of `function`."""
+    """Return the function that creates the first piece in a call of `function`."""
     plain = getattr(function, "__func__", function)
     if not plain.__code__.co_flags & _ASYNC:
         return function
@@ -50,7 +50,7 @@ def _of_kind(code: types.CodeType, flags: int) -> types.CodeType:
 
 
 def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[..., Any]:
-    """Return a version of a function: `begin` makes the first piece, the hook asks `miss`."""
+    """Wrap a function: `begin` creates the first piece, and the hook calls `miss`."""
     own, first = function.__code__, in_pieces(function)
     flags = own.co_flags & _KINDS
     code = _of_kind((_generator if flags else _coroutine).__code__, flags)
@@ -70,7 +70,7 @@ def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[...,
 
 
 def driven_here(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function as if the run of the frame hook that this lies in were for it."""
+    """Call a function with the current run of the frame hook."""
     miss = frame.current()
     plain = getattr(function, "__func__", function)
     if miss is None or not has_tensor_work(plain, (*args, *kwargs.values())):
@@ -102,7 +102,7 @@ def _generator(pieces: Any) -> Any:
 def _pieces(
     begin: Callable[..., Any], miss: Any, args: Any, kwargs: dict[str, Any]
 ) -> Generator[Any, Any, Any]:
-    """Run the pieces one after the other, each step of one with the hook on."""
+    """Run the pieces in turn, each step with the hook on."""
     piece = begin(*args, **kwargs)
     del args, kwargs
     step, inbox = piece.send, list[Any]([None])  # in a list: no traceback holds an error by it
@@ -128,7 +128,7 @@ def _pieces(
 
 
 class _Unclosed:
-    """The pieces of an asynchronous generator, not closed where a hook saw it drop and did not."""
+    """The pieces of an asynchronous generator, which its finalizer hook may leave unclosed."""
 
     def __init__(self, pieces: Any) -> None:
         self.pieces = pieces
@@ -153,7 +153,7 @@ class _Unclosed:
 
 
 def _own_frames(shown: types.TracebackType | None) -> types.TracebackType | None:
-    """Leave the frames of this module out of a traceback."""
+    """Remove the frames of this module from a traceback."""
     while shown is not None and shown.tb_frame.f_globals is globals():
         shown = shown.tb_next
     return shown

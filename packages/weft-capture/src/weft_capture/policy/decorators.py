@@ -1,4 +1,4 @@
-"""Marks that user programs put on functions, and the questions they ask, to steer capture."""
+"""Decorators and functions by which user programs control capture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def graph_break() -> None:
-    """End the graph here; nothing outside of capture."""
+    """End the graph here; does nothing outside of capture."""
 
 
 def is_compiling() -> bool:
@@ -67,7 +67,7 @@ _LIMIT = "__marked_compile_region_max_reuse_entries__"
 
 @checked
 def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True) -> Any:
-    """Run a function, and what it calls, as it is.
+    """Run a function, and the functions it calls, eagerly.
 
     Args:
         function: the function; without it a decorator is returned.
@@ -92,7 +92,7 @@ def disable(function: Callable[..., Any] | None = None, *, recursive: bool = Tru
 
 @checked
 def allow_in_graph(function: F) -> F:
-    """Put calls of a function into graphs as they are, without looking inside."""
+    """Make calls of a function operations of the graph, without inlining it."""
     GRAPH.add(function)
     return function
 
@@ -106,7 +106,7 @@ def disallow_in_graph(function: F) -> F:
 
 @checked
 def assume_constant_result(function: F) -> F:
-    """Run a function while capturing and take its result for a constant."""
+    """Run a function while capturing and treat its result as a constant."""
 
     @rule(function)
     def now(tx: Tracer, *args: Value, **kwargs: Value) -> Value:

@@ -1,7 +1,7 @@
-"""What became of each frame: the records behind `weft.report()`, and the notice of a lost one.
+"""Records of the outcome of each frame for `weft.report()`, and notices of frames that run eagerly.
 
-A frame is one function of the program; the pieces behind its graph breaks count with it. A record
-lives as long as its code object and its `Capture`; `collected` keeps what it said until `reset()`.
+A frame is one function of the program, with the resume functions after its graph breaks. A record
+lives as long as its code object and its `Capture`; `collected` keeps its contents until `reset()`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST = 100  # records of code objects that are gone, by function
 
 @dataclass(eq=False)
 class CodeLog:
-    """What was done with one code object: a function or a piece of one.
+    """The record of one code object: a function or a resume function.
 
     Args:
         key: the function.
@@ -42,10 +42,10 @@ class CodeLog:
         ops: operations of each graph.
         breaks: why its captures ended early.
         lost: why it runs eagerly; None while it does not.
-        not_kept: why other processes capture it anew, with `config.caching_precompile`.
+        not_kept: why other processes capture it again, with `config.caching_precompile`.
         uncompiled: why graphs of it run op by op.
-        told: what users were told of it.
-        dropped: reports do not tell of it any more.
+        told: the notices that users got about it.
+        dropped: reports leave it out.
     """
 
     key: Key
@@ -80,27 +80,27 @@ class CodeLog:
 
 
 def lost_record(code: types.CodeType, reason: str, detail: str) -> BreakRecord:
-    """Return the record of a frame that is lost as a whole; `reason` is a break code."""
+    """Return the record of a frame that runs eagerly as a whole; `reason` is a break code."""
     where = FrameSummary(code.co_filename, code.co_firstlineno, code.co_name, lookup_line=False)
     return BreakRecord(reason, detail, (where,))
 
 
 @dataclass
 class FrameReport:
-    """What became of one function.
+    """The outcome of one function.
 
     Args:
         name, filename, line: the function.
-        pieces: code objects captured for it: the function, and one for each way on after a break.
+        pieces: code objects captured for it: the function, and its resume functions.
         graphs, ops: graphs that begin in it, and operations in them.
         breaks: its graph breaks.
         guards: guards of its compiled pieces.
         recompiles: why pieces were compiled again.
         hits, misses: calls of its pieces that found compiled code, and that did not.
         lost: why some of it runs eagerly.
-        not_kept: why other processes capture some of it anew.
+        not_kept: why other processes capture some of it again.
         uncompiled: why graphs of it run op by op.
-        told: what users were told of it.
+        told: the notices that users got about it.
     """
 
     name: str
@@ -163,11 +163,11 @@ def _short(record: BreakRecord) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """Every frame that capture has seen since the last reset, in the order it met them.
+    """All frames that capture has seen since the last reset, in order.
 
     Args:
-        frames: what became of each.
-        told: what else the user was told since then, that belongs to no frame.
+        frames: the outcome of each.
+        told: other notices since then.
     """
 
     frames: tuple[FrameReport, ...]
@@ -198,11 +198,11 @@ class Report:
 
 Frames = dict[Key, FrameReport]
 collected: Frames = {}
-"""What became of the frames of compiled functions that are gone."""
+"""The outcome of frames of compiled functions that no longer exist."""
 
 
 def gather(logs: Iterable[CodeLog], frames: Frames, most: int = sys.maxsize) -> None:
-    """Put the records of code objects together by function, in `frames`, `most` of each."""
+    """Merge the records of code objects by function into `frames`, at most `most` of each."""
     for log in logs:
         frame = frames.setdefault(log.key, FrameReport(*log.key))
         if frame.pieces < most:

@@ -1,7 +1,7 @@
-"""Which frames are worth capturing on their own.
+"""Selection of the frames that are captured.
 
-Inside an optimised call every Python frame comes by: those that capture inlined never do, but
-after a break the functions that run for real do, down into libraries.
+Inside an optimised call the frame hook sees every Python frame: not the inlined ones, but after a
+break the functions that run eagerly, down into libraries.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
 
 
 def framed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what the frame hook sees a call of as a frame: a function or method of Python.
+    """Return a Python function or method whose frame the hook sees when it is called.
 
-    It is one around what has none: functions of C and of libraries, `partial`, scripted modules.
+    Callables without such a frame (functions of C and of libraries, `partial`, scripted modules)
+    get a wrapper.
     """
     if isinstance(function, staticmethod):
         function = function.__func__
@@ -88,10 +89,10 @@ _wrapping: MutableMapping[types.CodeType, dict[str, types.CodeType]] = WeakIdKey
 
 
 def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:
-    """Say whether a frame may work on tensors: it gets one, or its names lead to torch.
+    """Say whether a frame may work on tensors: as arguments, or because its names lead to torch.
 
-    Frames that do not (a logger, a tokenizer) run as they are; capturing them would only make
-    guards on the numbers and texts they get.
+    Other frames (a logger, a tokenizer) run eagerly; a capture of them would only guard on the
+    numbers and strings that they get.
     """
     if any(_holds_tensor(value, 2) for value in flat_args):
         return True
@@ -135,7 +136,7 @@ def _holds_tensor(value: Any, depth: int) -> bool:
 
 
 def _attributes(value: object, value_type: type) -> list[object]:
-    """Return what an object holds, in its dict and its slots, without running code of its class."""
+    """Return an object's attributes, of its dict and slots, without running code of its class."""
     values: list[object] = []
     if value_type.__dictoffset__:
         values += list(attributes.dict_of(value).values())[:64]
@@ -158,9 +159,9 @@ def _is_torch(value: object) -> bool:
 
 
 def is_compiled_by_torch(function: types.FunctionType) -> bool:
-    """Say whether a function is what `torch.compile` or a like of it returned.
+    """Say whether `torch.compile` returned this function.
 
-    It names itself, because `functools.wraps` hands its attributes on to what is around it.
+    The marker holds the function's id, because `functools.wraps` copies attributes to wrappers.
     """
     marks = function.__dict__
     return marks.get("_torchdynamo_wrapper_id") == id(function) and not marks.get(
@@ -177,13 +178,13 @@ _BUILTINS = {
 
 
 def replaced_builtins() -> list[str]:
-    """Return the builtins that the program replaced, of those on which capture itself relies."""
+    """Return the names of replaced builtins on which capture itself relies."""
     now = builtins.__dict__
     return [name for name, obj in _BUILTINS.items() if now.get(name) is not obj]
 
 
 def with_own_builtins(function: Callable[..., object], *args: object) -> None:
-    """Call a function with the builtins put back that the program replaced."""
+    """Call a function with the original builtins."""
     now = builtins.__dict__
     theirs = {name: now.get(name, _BUILTINS) for name in replaced_builtins()}
     now.update(_BUILTINS)
@@ -215,7 +216,7 @@ _CALLS_OF_GRAPHS = ("torch.fx.graph_module", "torch.fx._pytree")
 
 
 def check_inlinable(function: types.FunctionType) -> None:
-    """Refuse to inline what the user disabled, and what makes no sense inside a graph.
+    """Break for functions that the user disabled, or that capture never inlines.
 
     Raises:
         Break: with code disabled or skipped-function.

@@ -153,7 +153,7 @@ def _log(tx: Tracer, logger: Value, level: Value, text: Value, *args: Value, **k
     if state == "other" or options or any(k[n] not in (NONE, FALSE) for n in k):
         raise Break("side-effect", "logging with handlers or options of the program's own")
     assert tx.frame is not None
-    at = tx.frame.place()[0]
+    at = tx.frame.location()[0]
     where = constant((at.filename, at.lineno, at.name))
     tx.calls.add(_log_now, logger, level, where, *(_copied(tx, arg) for arg in (text, *args)))
     return NONE
@@ -242,7 +242,7 @@ def _warn(
     place: Any = (above,)
     about: Any = (text, kind, None, 0)
     if frame is not None:
-        at, module = frame.place()[0], frame.function.globals
+        at, module = frame.location()[0], frame.function.globals
         about = (text, kind, module.get("__name__") or "<string>", at.lineno)
         place = (at.filename, at.lineno, about[2], module)
     recorder = id(getattr(_WARNINGS._showwarnmsg_impl, "__self__", None))

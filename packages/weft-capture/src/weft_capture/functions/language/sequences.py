@@ -137,7 +137,7 @@ def _single(tx: Tracer, self: SequenceValue, key: Value) -> Value | None:
         and isinstance(tx.unread_length(self), Constant)
     ):
         return None
-    known = tx.place(key) if isinstance(key, Constant | Varying) else None
+    known = tx.pregraph_value(key) if isinstance(key, Constant | Varying) else None
     if known is None or any(origins(known[0])) or type(known[1]) is not int:
         return None
     if not -len(self.real) <= known[1] < len(self.real):
