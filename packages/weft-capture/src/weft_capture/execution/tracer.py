@@ -37,8 +37,8 @@ from weft_capture.execution.stepping import SteppedFrame, Steps
 from weft_capture.functions import classes, table
 from weft_capture.functions import wrap as wrapping
 from weft_capture.functions.generators import make_generator
+from weft_capture.functions.language.identity import equal
 from weft_capture.functions.language.namespaces import GlobalsValue
-from weft_capture.functions.language.operators import equal
 from weft_capture.functions.language.text import text_of
 from weft_capture.functions.torch.interception import Overrides
 from weft_capture.model import attributes
@@ -139,6 +139,7 @@ class Tracer:
     globals_of = GlobalsValue
     pregraph_value = symbolic_scalars.pregraph_value
     by_python = symbolic_scalars.by_python
+    compare_varying = symbolic_scalars.compare_varying
     dynamic_layout = dynamic.dynamic_layout
     dynamic_int = dynamic.dynamic_int
     unread_length = dynamic.unread_length

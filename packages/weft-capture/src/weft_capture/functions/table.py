@@ -37,6 +37,7 @@ CODE_RULES: dict[types.CodeType, Callable[..., Value | None]] = {}
 
 _FAMILIES = (
     "functions.language.builtins",
+    "functions.language.operators",
     "functions.language.text",
     "functions.language.sequences",
     "functions.language.dicts",

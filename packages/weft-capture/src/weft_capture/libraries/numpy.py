@@ -35,7 +35,8 @@ from weft_capture.model.constant import (
 )
 from weft_capture.model.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.model.iterators import ExternalIterator
-from weft_capture.model.protocol import Kwargs, Output, Tracer, Value, method
+from weft_capture.model.protocol import Kwargs, Operator, Output, Tracer, Value, method
+from weft_capture.model.slots import binary
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.symbolic_scalars import SymFloatValue, numpy_is_quiet, numpy_scalar
 from weft_capture.tensors.tensor import SymValue, TensorValue
@@ -124,6 +125,17 @@ class ArrayValue(Value):
         with unset_fake_temporarily():
             number = real_call(tx, operator.getitem, array.numpy(), index)
         return wrap(tx, number, CallSource(operator.getitem, (self.source, at)))
+
+    def nb_binary(
+        self, tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool
+    ) -> Value | None:
+        operands = [
+            value.as_float(tx, other) if isinstance(value, ArrayValue) else value
+            for value, other in ((left, right), (right, left))
+        ]
+        if operands == [left, right]:
+            return None
+        return binary(tx, f"{op.symbol}=" if inplace else op.symbol, *operands)
 
     def as_float(self, tx: Tracer, other: Value) -> Value:
         """Return a scalar as a number for arithmetic with a tensor or another scalar."""

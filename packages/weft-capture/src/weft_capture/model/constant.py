@@ -28,7 +28,7 @@ from weft_guards.sources import (
 )
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.model.protocol import Kwargs, MethodOf, Output, Tracer, Value
+from weft_capture.model.protocol import Kwargs, MethodOf, Operator, Output, Tracer, Value
 from weft_capture.python_compat import type_name
 
 SCALARS = (int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
@@ -109,6 +109,19 @@ class Constant(Value):
         # Equal strings, numbers and devices may be one object or two; Python does not promise.
         return type(self.value) is type(other.value) and bool(self.value == other.value)
 
+    def declines(self, name: str, argument: Value) -> bool:
+        if isinstance(self.value, str | bytes):
+            repeats = name in ("__mul__", "__rmul__")
+            return repeats and not hasattr(argument.python_type(), "__index__")
+        if not _is_builtin(self.value):
+            return False
+        base = getattr(argument, "base", None)  # of an instance
+        return not argument.is_constant() and (base is None or base.in_graph)
+
+    def inherits_comparison(self, name: str) -> bool:
+        # The operators of a builtin class know builtin classes only.
+        return _is_builtin(self.value) or super().inherits_comparison(name)
+
     def reconstruct(self, out: Output) -> None:
         if self.origin is None:
             super().reconstruct(out)
@@ -156,8 +169,15 @@ class Constant(Value):
         return tx.iterator_over(self)
 
 
+def _is_builtin(obj: object) -> bool:
+    return type(obj).__module__ == "builtins"
+
+
 class Varying(Value):
     """Immutable data known only when the program runs; where it must be known, a guard fixes it."""
+
+    def tp_richcompare(self, tx: Tracer, op: Operator, left: Value, right: Value) -> Value | None:
+        return tx.compare_varying(op.function, left, right)
 
     def is_constant(self) -> bool:
         return False
@@ -198,6 +218,7 @@ def class_value(cls: type) -> Value:
 
 NULL = NullValue()
 NONE = Constant(None)
+NOT_IMPLEMENTED = Constant(NotImplemented)
 TRUE = Constant(True)
 FALSE = Constant(False)
 
@@ -291,4 +312,4 @@ def plain_scalar(obj: Any) -> Any:
 
 def is_numpy(obj: object) -> bool:
     """Say whether a constant is a scalar of NumPy."""
-    return type(obj).__module__ == "numpy"
+    return type(obj).__module__ == "numpy" and type(obj).__name__ != "ndarray"

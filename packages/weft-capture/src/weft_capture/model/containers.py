@@ -6,6 +6,7 @@ it is written back by `replay`.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -18,7 +19,7 @@ from weft_guards.sources import CallSource, Source
 from weft_capture import config
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.constant import MADE, Constant, class_value, constant, is_constant_object
-from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, key_in
+from weft_capture.model.protocol import MutableValue, Output, Proxy, Tracer, Value, key_in
 
 
 def check_keys(keys: Iterable[object]) -> None:
@@ -42,6 +43,10 @@ class Container(Value):
     def build(self, each: Callable[[Value], Any]) -> Any:
         """Return a real container of this kind of what `each` makes of the items."""
         raise NotImplementedError(type(self).__name__)
+
+    def with_proxies(self, tx: Tracer) -> Any:
+        """Return a real container of proxies, which compares as the program's container does."""
+        return self.build(functools.partial(Proxy, tx))
 
     def is_untouched(self) -> bool:
         """Say whether the program has neither read nor changed this container from outside."""

@@ -6,6 +6,7 @@ wrapped, and guarded, when they are first read.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from weft_capture.model.containers import Container, check_keys, refill, truth_n
 from weft_capture.model.protocol import (
     MutableValue,
     Output,
+    Proxy,
     Tracer,
     Value,
     current_tracer,
@@ -245,6 +247,9 @@ class DictValue(Container, MutableValue):
             made = None if self.default_factory is NONE else each(self.default_factory)
             return defaultdict(made, pairs)
         return self.cls(pairs)
+
+    def with_proxies(self, tx: Tracer) -> Any:
+        return self.build(functools.partial(Proxy, tx), key=lambda key: key.tp_hash())
 
     def snapshot(self) -> Callable[[], None]:
         if self.log is None and self.source is not None:

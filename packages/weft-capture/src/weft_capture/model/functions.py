@@ -100,7 +100,7 @@ class FunctionValue(MutableValue):
     """A Python function, from outside (`obj`) or made by the program (`obj` is None)."""
 
     cls = types.FunctionType
-
+    compares_by_value = False
     changing = ("attributes", "code")
 
     code: types.CodeType

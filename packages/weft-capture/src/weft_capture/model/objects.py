@@ -240,6 +240,11 @@ class UserObject(InstanceValue):
 
     # Operations: Python-level special methods, else those of the builtin base.
 
+    def declines(self, name: str, argument: Value) -> bool:
+        base = self.base
+        plain = base is not None and not base.in_graph and not self.has_special(name)
+        return plain and base.declines(name, argument)  # type: ignore[union-attr]
+
     def forwards(
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
     ) -> tuple[Value, list[Value], Kwargs]:

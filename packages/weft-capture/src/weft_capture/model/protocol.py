@@ -36,9 +36,10 @@ from weft_capture.python_compat import type_name, unhashable, unhashable_in
 if TYPE_CHECKING:
     from weft_capture.execution.frames import Frame as Frame
     from weft_capture.execution.tracer import Tracer as Tracer
+    from weft_capture.model.slots import Operator as Operator
     from weft_capture.output.reconstruct import Output as Output
 else:  # only names for annotations, here and elsewhere: these modules import all the others
-    Frame = Output = Tracer = Any
+    Frame = Operator = Output = Tracer = Any
 
 Handler = Callable[..., "Value | None"]
 """Of a rule or method; one that returns nothing gives the program's None."""
@@ -56,6 +57,10 @@ class Value:
     """The type that the user's program sees, where `python_type` says nothing else."""
     methods: ClassVar[dict[str, Handler]] = {}
     """Rows added by `method`: name -> handler(tx, self, *args, **kwargs)."""
+    in_graph: ClassVar[bool] = False
+    """Whether values of this kind are nodes of the graph."""
+    is_scalar: ClassVar[bool] = False
+    """Whether values of this kind are numbers that the graph holds as tensors of one element."""
     several: ClassVar[bool] = False
     """Whether `cls` is one of several classes, each with some of these methods."""
 
@@ -117,10 +122,6 @@ class Value:
         """Return the value as an argument for running an operation on fake tensors."""
         return self.graph_arg()
 
-    def as_float(self, tx: Tracer, other: Value) -> Value:
-        """Return what takes the value's place in arithmetic with another."""
-        return self
-
     # How generated code gets it.
 
     def reconstruct(self, out: Output) -> None:
@@ -131,7 +132,33 @@ class Value:
             raise Break("cannot-rebuild", f"rebuilding {self.describe()}") from None
         out.writer.load_const(constant)
 
-    # What the program does with it.
+    # What the program does with it: slots by CPython's names. Of operators, one that returns None
+    # leaves the operands to their special methods (see `slots`).
+
+    compares_by_value: ClassVar[bool] = True
+    """Whether constants of this kind are compared as the objects that they equal."""
+
+    def nb_binary(
+        self, tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool
+    ) -> Value | None:
+        """Evaluate `left op right`, of which this value is one operand."""
+        return None
+
+    def nb_unary(self, tx: Tracer, symbol: str, function: Callable[[Any], Any]) -> Value | None:
+        """Evaluate an operator of one operand."""
+        return None
+
+    def tp_richcompare(self, tx: Tracer, op: Operator, left: Value, right: Value) -> Value | None:
+        """Evaluate a comparison, of which this value is one operand."""
+        return None
+
+    def declines(self, name: str, argument: Value) -> bool:
+        """Say whether a special method of an operator surely returns NotImplemented."""
+        return False
+
+    def inherits_comparison(self, name: str) -> bool:
+        """Say whether a comparison is the one that every object inherits."""
+        return getattr(self.python_type(), name, None) is getattr(object, name, None)
 
     def forwards(
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
@@ -233,6 +260,10 @@ class Value:
         if find_in_class(self.python_type(), name) is None:  # whose errors differ
             raise Break("builtin-error", f"{self.describe()} without {name}")
         self.call_method(tx, name, list(args), {})
+
+    def sq_length(self, tx: Tracer) -> Value:
+        """Evaluate `len(self)` of an object whose class has a length."""
+        return self.call_method(tx, "__len__", [], {})
 
     def nb_bool(self, tx: Tracer) -> bool:
         """Evaluate `bool(self)`.

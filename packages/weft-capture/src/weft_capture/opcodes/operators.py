@@ -6,10 +6,10 @@ import builtins
 
 from weft_capture.bytecode import Instr
 from weft_capture.functions.language.identity import identical
-from weft_capture.functions.language.operators import binary, compare, contains, unary
 from weft_capture.model.constant import NULL, constant, is_constant_object
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.protocol import Frame, Raised, Tracer, Value
+from weft_capture.model.slots import binary, compare, contains, unary
 from weft_capture.opcodes.table import on_values, opcode
 
 

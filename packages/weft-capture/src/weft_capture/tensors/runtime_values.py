@@ -20,7 +20,7 @@ from weft_guards.sources import AttrSource, Builder, Names, RootSource, Source
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.constant import Varying, constant, fold
-from weft_capture.model.protocol import Output, Tracer, Value, current_tracer
+from weft_capture.model.protocol import Operator, Output, Tracer, Value, current_tracer
 from weft_capture.tensors.tensor import TensorValue
 
 _READABLE = (datetime.date, datetime.time, uuid.UUID)  # their attributes never change
@@ -61,8 +61,18 @@ def is_runtime(value: Value) -> bool:
     return any(origins(value.source))
 
 
+class VaryingObject(Varying):
+    """Data other than a number; texts among it are joined when the program runs."""
+
+    def nb_binary(
+        self, tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool
+    ) -> Value | None:
+        texts = left.python_type() is right.python_type() is str
+        return join_texts(tx, [left, right]) if texts and op.symbol == "+" else None
+
+
 @dataclass(eq=False)
-class RuntimeValue(Varying):
+class RuntimeValue(VaryingObject):
     """An object, no number, that a deferred call returns or that differs between calls."""
 
     hint: Any
@@ -147,7 +157,7 @@ class Seen:
 
 
 @dataclass(eq=False)
-class TextValue(Varying):
+class TextValue(VaryingObject):
     """The text `function(*args)`, or another immutable object of a `cls`."""
 
     tx: Tracer

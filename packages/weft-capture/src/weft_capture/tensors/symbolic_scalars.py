@@ -13,7 +13,7 @@ import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -30,7 +30,7 @@ from weft_capture.model.constant import (
     plain_scalar,
     real_call,
 )
-from weft_capture.model.protocol import Output, Tracer, Value
+from weft_capture.model.protocol import Operator, Output, Tracer, Value
 from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, is_runtime, origins
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
@@ -78,6 +78,8 @@ class SymFloatValue(Varying):
     `before` is a source that gives the same number before the graph runs, for a guard on what a
     comparison says, and the number at this capture; None for what only the graph knows.
     """
+
+    is_scalar: ClassVar[bool] = True
 
     tx: Tracer
     source: Source | None
@@ -129,6 +131,14 @@ class SymFloatValue(Varying):
         self.tx.guard_constant(self.source, self.hint)
         return self.hint
 
+    def nb_binary(
+        self, tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool
+    ) -> Value | None:
+        return binary(tx, op.function, left, right) if applies(left, right) else None
+
+    def nb_unary(self, tx: Tracer, symbol: str, function: Callable[[Any], Any]) -> Value | None:
+        return unary(tx, function, self)
+
     def nb_bool(self, tx: Tracer) -> bool:
         if is_runtime(self):
             raise Break("data-dependent-branch", f"a {self.python_type().__name__} of each call")
@@ -161,13 +171,14 @@ def applies(left: Value, right: Value) -> bool:
     return with_size(left, right) or (varies and _is_operand(left) and _is_operand(right))
 
 
-def compares(left: Value, right: Value) -> bool:
-    """Say whether `compare` handles these two: floats, or results of deferred calls."""
+def compare_varying(
+    tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right: Value
+) -> Value | None:
+    """Compare floats, or results of deferred calls; None for other values."""
     runtime = isinstance(left, RuntimeValue) or isinstance(right, RuntimeValue)
     comparable = (RuntimeValue, SymFloatValue, Constant)
-    return applies(left, right) or (
-        runtime and isinstance(left, comparable) and isinstance(right, comparable)
-    )
+    deferred = runtime and isinstance(left, comparable) and isinstance(right, comparable)
+    return compare(tx, function, left, right) if deferred or applies(left, right) else None
 
 
 def _origin(value: Value) -> Source | None:
@@ -232,7 +243,7 @@ def numpy_is_quiet() -> bool:
     return all(what in ("warn", "ignore") for what in sys.modules["numpy"].geterr().values())
 
 
-_SAFE = (operator.neg, operator.pos, abs)
+_SAFE = (operator.neg, operator.pos, operator.abs, abs)
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
 _WHOLE = (operator.floordiv, operator.mod, operator.neg)
 

@@ -19,17 +19,20 @@ from weft_guards.sources import AttrSource, Source
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.attributes import bind, lookup
-from weft_capture.model.constant import Varying, constant
+from weft_capture.model.constant import Constant, Varying, constant
 from weft_capture.model.protocol import (
     Handler,
+    InstanceValue,
     Kwargs,
     MethodOf,
     MutableValue,
+    Operator,
     Output,
     Tracer,
     Value,
     found_by_identity,
 )
+from weft_capture.model.slots import binary, unary
 
 AttributeReader = Callable[["Tracer", "TensorValue"], Value]
 TENSOR_ATTRIBUTES: dict[str, AttributeReader] = {}
@@ -107,8 +110,63 @@ def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
     return add
 
 
+class GraphValue(Value):
+    """A tensor or symbolic number: operators on it are nodes of the graph."""
+
+    in_graph = True
+
+    def nb_binary(
+        self, tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool
+    ) -> Value | None:
+        left, right = _as_ints(left, right)
+        if not _is_node(left, right):
+            return None
+        # A number on the left makes `+=` an ordinary addition.
+        target = op.inplace if inplace and isinstance(left, TensorValue) else op.function
+        return tx.graph.emit("call_function", target, [left, right], {})
+
+    def nb_unary(self, tx: Tracer, symbol: str, function: Callable[[Any], Any]) -> Value | None:
+        if symbol == "~" and isinstance(self, SymValue):  # torch.SymInt has no `~`
+            return binary(tx, "-", unary(tx, "-", self), constant(1))
+        return tx.graph.emit("call_function", function, [self], {})
+
+    def tp_richcompare(self, tx: Tracer, op: Operator, left: Value, right: Value) -> Value | None:
+        left, right = _as_ints(left, right)
+        if not _is_node(left, right):
+            return None
+        none = any(isinstance(value, Constant) and value.value is None for value in (left, right))
+        if none and op.symbol in ("==", "!="):
+            return constant(op.symbol == "!=")
+        return tx.graph.emit("call_function", op.function, [left, right], {})
+
+
+def _is_node(left: Value, right: Value) -> bool:
+    """Say whether an operator is a node: no operand is an object that may take it over."""
+    if not isinstance(left, TensorValue) and not isinstance(right, TensorValue):
+        return all(value.in_graph or _is_number(value) for value in (left, right))
+    if issubclass(left.python_type(), str | bytes):  # whose `%` comes first
+        return False
+    return all(value.in_graph or value.is_constant() or value.is_scalar for value in (left, right))
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, Constant) and isinstance(value.value, (int, float, complex))
+
+
+def _as_ints(left: Value, right: Value) -> tuple[Value, Value]:
+    """Return bools beside a symbolic number as the ints that they are: sympy refuses them."""
+    if not any(isinstance(v, SymValue) and v.python_type() is not bool for v in (left, right)):
+        return left, right
+    return _as_int(left), _as_int(right)
+
+
+def _as_int(value: Value) -> Value:
+    is_bool = isinstance(value, Constant | SymValue) and value.python_type() is bool
+    return constant(int(value.as_constant())) if is_bool else value
+
+
 @dataclass(eq=False)
-class TensorValue(Value):
+class TensorValue(GraphValue):
     """A tensor in the graph; `real` is the tensor at capture, for an input of the graph."""
 
     node: Node
@@ -237,8 +295,18 @@ class TensorValue(Value):
             return self.tp_getattro(tx, name).tp_call(tx, args, kwargs)
         return tx.graph.emit("call_method", name, [self, *args], kwargs)
 
+    def sq_length(self, tx: Tracer) -> Value:
+        check_attributes("__len__")
+        if self.fake.dim() == 0:
+            tx.raise_(TypeError, "len() of a 0-d tensor")
+        return self.tp_getattro(tx, "shape").unpack(tx)[0]
+
     def nb_bool(self, tx: Tracer) -> bool:
         raise Break("data-dependent-branch", "truth of a tensor")
+
+    def declines(self, name: str, argument: Value) -> bool:
+        overrides = hasattr(argument.python_type(), "__torch_function__")
+        return isinstance(argument, InstanceValue) and not overrides
 
     def tp_iter(self, tx: Tracer) -> Value:
         check_attributes("__iter__")
@@ -270,7 +338,7 @@ class TensorAttributes(MutableValue):
 
 
 @dataclass(eq=False)
-class SymValue(Varying):
+class SymValue(GraphValue, Varying):
     """A symbolic number: a size or an int that the graph takes as an input."""
 
     node: Node
@@ -299,6 +367,9 @@ class SymValue(Varying):
 
         settled = self._is_flag() and symbolic_shapes.has_static_value(self.sym)
         out.load(constant(self.as_constant())) if settled else out.load_graph_output(self)
+
+    def inherits_comparison(self, name: str) -> bool:
+        return True
 
     def is_data(self) -> bool:
         """Say whether the number depends on a value that was read from a tensor."""

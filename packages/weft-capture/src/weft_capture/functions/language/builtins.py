@@ -17,7 +17,6 @@ from weft_capture.breaks import Break
 from weft_capture.functions.classes import SuperValue
 from weft_capture.functions.generators import CALLS, AsyncStep, GeneratorValue
 from weft_capture.functions.language.identity import identical
-from weft_capture.functions.language.operators import binary, by_methods, compare, stepped
 from weft_capture.functions.language.type_checks import converted
 from weft_capture.functions.table import PURE, rule, rule_of_each
 from weft_capture.model.attributes import lookup
@@ -48,11 +47,12 @@ from weft_capture.model.iterators import (
 )
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Proxy, Raised, Tracer, Value, method, method_of_each
+from weft_capture.model.slots import DIVMOD, binary, by_methods, length, stepped
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH, type_name
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import TextValue
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
-from weft_capture.tensors.tensor import SymValue, TensorValue, check_attributes
+from weft_capture.tensors.tensor import SymValue, TensorValue
 
 PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
 PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
@@ -61,31 +61,7 @@ PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.
 # Size, truth and identity.
 
 
-@rule(len)
-def _len(tx: Tracer, value: Value) -> Value:
-    if isinstance(value, TensorValue):
-        check_attributes("__len__")
-        if value.fake.dim() == 0:
-            tx.raise_(TypeError, "len() of a 0-d tensor")
-        return value.tp_getattro(tx, "shape").unpack(tx)[0]
-    if isinstance(value, DictView):
-        value = value.owner
-    if isinstance(value, SequenceValue):
-        return tx.unread_length(value) or constant(len(value.items))
-    if isinstance(value, DictValue):
-        return tx.unread_length(value) or constant(len(value.entries))
-    if isinstance(value, SetValue):
-        return constant(len(value.entries))
-    if isinstance(value, Constant | RangeValue):
-        return fold(tx, len, [value], {})
-    kind = value.python_type()
-    if lookup(kind, "__len__") is None:
-        tx.raise_(TypeError, f"object of type '{type_name(kind)}' has no len()")
-    length = value.call_method(tx, "__len__", [], {})
-    fits = length.python_type() is int and not compare(tx, "<", length, constant(0)).nb_bool(tx)
-    if not fits or (length.is_constant() and length.as_constant() > sys.maxsize):
-        raise Break("builtin-error", f"a length {length.describe()}")
-    return length
+rule(len)(length)
 
 
 @rule(bool, operator.truth)
@@ -160,15 +136,6 @@ def _number(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     return converted(tx, args[0], name if hasattr(args[0].cls, name) else "__index__", kind)
 
 
-@rule(abs, operator.abs)
-def _abs(tx: Tracer, value: Value) -> Value:
-    if isinstance(value, (TensorValue, SymValue)):
-        return tx.graph.emit("call_function", operator.abs, [value], {})
-    if isinstance(value, Constant):
-        return fold(tx, abs, [value], {})
-    return value.call_method(tx, "__abs__", [], {})
-
-
 @rule(pow)
 def _pow(tx: Tracer, base: Value, exponent: Value, *mod: Value) -> Value:
     return fold(tx, pow, [base, exponent, *mod], {}) if mod else binary(tx, "**", base, exponent)
@@ -186,7 +153,7 @@ def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
 @rule(divmod)
 def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
     if isinstance(left, UserObject | TensorValue) or isinstance(right, UserObject | TensorValue):
-        return by_methods(tx, "divmod()", left, right)
+        return by_methods(tx, DIVMOD, left, right)
     if left.is_constant() and right.is_constant():
         return fold(tx, divmod, [left, right], {})
     try:
@@ -405,7 +372,7 @@ def _reversed(tx: Tracer, items: Value) -> Value:
     if lookup(kind, "__reversed__") is None:
         if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:
             tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
-        made = tx.const_object(polyfills.backwards).tp_call(tx, [items, _len(tx, items)], {})
+        made = tx.const_object(polyfills.backwards).tp_call(tx, [items, length(tx, items)], {})
         made.cls = reversed
         return made
     return items.call_method(tx, "__reversed__", [], {})

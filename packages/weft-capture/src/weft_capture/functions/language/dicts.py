@@ -9,13 +9,20 @@ from typing import Any, NoReturn
 
 from weft_capture.breaks import Break
 from weft_capture.functions.table import rule, rule_of_each
-from weft_capture.model.constant import NONE, constant, real_call
+from weft_capture.model.constant import NONE, NOT_IMPLEMENTED, constant, real_call
 from weft_capture.model.containers import SetValue, TupleValue
 from weft_capture.model.dicts import DictValue, DictView, MappingProxy
 from weft_capture.model.exceptions import ExceptionValue, chain
 from weft_capture.model.iteration import listed, steps
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Raised, Tracer, Value, key_in, method, method_of_each
+from weft_capture.model.slots import (
+    BINARY,
+    COMPARE,
+    contains_by_iteration,
+    length,
+    without_class,
+)
 
 
 def missing_key(tx: Tracer, key: Value, of: Value | None = None) -> NoReturn:
@@ -124,6 +131,81 @@ def _view(kind: str, tx: Tracer, self: DictValue) -> Value:
 @method(DictValue, "copy", "__copy__")
 def _copy(tx: Tracer, self: DictValue) -> Value:
     return self.copy()
+
+
+@method(DictValue, "__contains__")
+def _contains(tx: Tracer, self: DictValue, key: Value) -> Value:
+    return constant(self.find(tx, key) is not None)
+
+
+@method(DictValue, "__len__")
+def _len(tx: Tracer, self: DictValue) -> Value:
+    return tx.unread_length(self) or constant(len(self.entries))
+
+
+@method_of_each(DictValue, "__or__", "__ror__")
+def _or(name: str, tx: Tracer, self: DictValue, other: Value) -> Value:
+    if not isinstance(other, DictValue):
+        if issubclass(other.python_type(), dict):
+            raise Break("unsupported-arguments", "a union with a dict of a subclass")
+        return NOT_IMPLEMENTED
+    operands = (self, other) if name == "__or__" else (other, self)
+    left, right = (getattr(operand, "inner", operand) for operand in operands)
+    if left.cls is not right.cls:
+        raise Break("unsupported-arguments", "a union of dicts of different classes")
+    target: DictValue = left.copy()
+    fill(tx, target, right, {})
+    return target
+
+
+@method(DictValue, "__ior__")
+def _ior(tx: Tracer, self: DictValue, other: Value) -> Value:
+    tx.mutate(self)
+    fill(tx, self, other, {})
+    return self
+
+
+@method(DictView, "__contains__")
+def _view_contains(tx: Tracer, self: DictView, item: Value) -> Value:
+    if self.kind == "keys":
+        return constant(key_in(dict, item) in self.owner.entries)
+    return constant(contains_by_iteration(tx, self, item))
+
+
+@method(DictView, "__len__")
+def _view_len(tx: Tracer, self: DictView) -> Value:
+    return length(tx, self.owner)
+
+
+_SET_OPERATORS = {f"__{op.name}__": op for op in map(BINARY.get, "&|-^") if op}
+_SET_OPERATORS |= {f"__{op.reflected}__": op for op in [*_SET_OPERATORS.values()]}
+
+
+@method_of_each(DictView, *_SET_OPERATORS)
+def _view_algebra(name: str, tx: Tracer, self: DictView, other: Value) -> Value:
+    op = _SET_OPERATORS[name]
+    operands = (other, self) if name.startswith("__r") else (self, other)
+    items = [operand.unpack(tx) for operand in operands]
+    keys = [[item.tp_hash() for item in side] for side in items]
+    known = dict(zip(keys[1] + keys[0], items[1] + items[0], strict=True))
+    real = map(as_real, operands, keys)
+    return set_of(real_call(tx, op.function, *real), known)
+
+
+@method_of_each(DictView, *(f"__{op.name}__" for op in COMPARE.values()))
+def _compare_views(name: str, tx: Tracer, self: DictView, other: Value) -> Value:
+    other = without_class(other)
+    if not isinstance(other, SetValue | DictView) or "values" in (self.kind, _kind(other)):
+        return NOT_IMPLEMENTED
+    if isinstance(other, DictView) and self.kind == other.kind == "items":
+        views = [view.owner.with_proxies(tx).items() for view in (self, other)]
+        return tx.literal(real_call(tx, getattr(views[0], name), views[1]))
+    keys = ({item.tp_hash() for item in side.unpack(tx)} for side in (self, other))
+    return constant(getattr(next(keys), name)(next(keys)))
+
+
+def _kind(value: Value) -> str:
+    return value.kind if isinstance(value, DictView) else ""
 
 
 @method(DictView, "isdisjoint")
@@ -356,10 +438,20 @@ def _set_method(name: str, tx: Tracer, self: SetValue, *args: Value) -> Value:
         return call_set(tx, self, name, *args)
     other = getattr(args[0], "base", args[0])
     if not isinstance(other, SetValue):
-        return constant(NotImplemented)
+        return NOT_IMPLEMENTED
     if name.startswith("__r"):
         return call_set(tx, other, name.replace("__r", "__"), self)
     return call_set(tx, self, name, other)
+
+
+@method(SetValue, "__contains__")
+def _set_contains(tx: Tracer, self: SetValue, item: Value) -> Value:
+    return constant(sought(item) in self.entries)
+
+
+@method(SetValue, "__len__")
+def _set_len(tx: Tracer, self: SetValue) -> Value:
+    return constant(len(self.entries))
 
 
 @method(SetValue, "copy")

@@ -1,4 +1,4 @@
-"""Whether two values are one object, and the guards that it stays so."""
+"""Whether two values are one object or equal ones, and the guards that it stays so."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from weft_guards.sources import CallSource, ConstSource, Source
 
 from weft_capture.breaks import Break
-from weft_capture.model.constant import Constant, Varying, is_shared
+from weft_capture.model.constant import Constant, is_shared
 from weft_capture.model.protocol import Tracer, Value
+from weft_capture.model.slots import compare, one_object
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import RuntimeValue, is_runtime
 from weft_capture.tensors.tensor import SymValue
@@ -28,16 +29,12 @@ def identical(tx: Tracer, left: Value, right: Value) -> bool:
     return one_object(tx, left, right)
 
 
-def one_object(tx: Tracer, left: Value, right: Value) -> bool:
-    """Say whether two values are one object; numbers and texts only where they are one value.
-
-    That two of them are different objects is not guarded: equal ones may be one object or two.
-    """
-    same = left is right or left.same_object(right) or right.same_object(left)
-    alike = left.python_type() is right.python_type() and not isinstance(left, Constant | Varying)
-    if alike and not (same or left.source is None or right.source is None):
-        tx.guard_distinct(left.source, right.source)
-    return same
+def equal(tx: Tracer, left: Value, right: Value) -> bool:
+    """Evaluate `left is right or left == right` as a Python bool, as containers do."""
+    if one_object(tx, left, right) or compare(tx, "==", left, right).nb_bool(tx):
+        return True
+    hint = getattr(left, "hint", None)
+    return hint != hint and identical(tx, left, right)  # NaN
 
 
 def _one_number(tx: Tracer, left: Value, right: Value) -> bool:

@@ -1,7 +1,7 @@
 """Methods of list, tuple, deque and torch.Size: the real ones, on real containers of values.
 
-Methods that compare items work on proxies of them. What all containers have in common (`len`,
-`iter` and the like, called as methods) is here too.
+Methods that compare items work on proxies of them. What all containers have in common (`iter` and
+`reversed`, called as methods) is here too.
 """
 
 from __future__ import annotations
@@ -11,16 +11,25 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from weft_guards.sources import CallSource
+from weft_guards.sources import CallSource, ConstSource, is_literal
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.functions.classes import new_object
 from weft_capture.functions.language.builtins import sort_proxies
-from weft_capture.functions.language.operators import combined, contains
 from weft_capture.functions.language.type_checks import converted
 from weft_capture.functions.table import rule
-from weft_capture.model.constant import FALSE, NONE, Constant, Varying, constant, real_call
+from weft_capture.model.constant import (
+    FALSE,
+    NONE,
+    NOT_IMPLEMENTED,
+    Constant,
+    Varying,
+    constant,
+    fold,
+    real_call,
+)
 from weft_capture.model.containers import (
+    Container,
     ListValue,
     NamedTupleValue,
     RangeValue,
@@ -36,8 +45,10 @@ from weft_capture.model.iteration import listed, steps
 from weft_capture.model.iterators import DequeValue
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Proxy, Tracer, Value, method, method_of_each
+from weft_capture.model.slots import COMPARE, combined, contains_by_iteration, without_class
 from weft_capture.python_compat import type_name
 from weft_capture.tensors.runtime_values import origins
+from weft_capture.tensors.tensor import SymValue
 
 
 def _key(tx: Tracer, value: Value) -> Any:
@@ -181,7 +192,7 @@ def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
 def _compared(tx: Tracer, self: Any, name: str, item: Value, *more: Any) -> tuple[Any, Any]:
     """Call a method on a real container of proxies; returns that and the result."""
     before = list(self.items)
-    real = self.build(functools.partial(Proxy, tx))
+    real = self.with_proxies(tx)
     result = real_call(tx, getattr(real, name), Proxy(tx, item), *more)
     if before != list(self.items):
         raise Break("container-mutation", "a container that changes while it is compared")
@@ -234,19 +245,113 @@ def _deque(tx: Tracer, iterable: Value | None = None, maxlen: Value = NONE) -> V
     return empty.with_items(items)  # type: ignore[no-any-return]
 
 
+# ---- operators
+
+
+@method(SequenceValue, "__add__")
+def _add(tx: Tracer, self: SequenceValue, other: Value) -> Value:
+    other = without_class(other)
+    if not isinstance(other, SequenceValue) or type(self.items) is not type(other.items):
+        return NOT_IMPLEMENTED
+    if type(self) is type(other) is TupleValue and not (self.items and other.items):
+        return self if self.items else other
+    sized = isinstance(self, SizeValue) and all(map(_is_number, other.items))
+    items = [*self.items, *other.items]
+    return self.with_items(items) if sized or isinstance(self, ListValue) else TupleValue(items)
+
+
+def _is_number(item: Value) -> bool:
+    return issubclass(item.python_type(), int | float)
+
+
+@method(ListValue, "__iadd__")
+def _iadd(tx: Tracer, self: ListValue, other: Value) -> Value:
+    self.call_method(tx, "extend", [other], {})
+    return self
+
+
+@method(SequenceValue, "__mul__", "__rmul__")
+def _mul(tx: Tracer, self: SequenceValue, count: Value) -> Value:
+    if not hasattr(count.python_type(), "__index__"):
+        known = isinstance(count, Constant)
+        return fold(tx, operator.mul, [self, count], {}) if known else NOT_IMPLEMENTED
+    times = operator.index(count.as_constant())
+    if times == 1 and type(self) is TupleValue:
+        return self
+    return self.with_items(list(self.items) * times)
+
+
+@method(ListValue, "__imul__")
+def _imul(tx: Tracer, self: ListValue, count: Value) -> Value:
+    if not hasattr(count.python_type(), "__index__"):
+        return NOT_IMPLEMENTED
+    tx.mutate(self)
+    self.items *= operator.index(count.as_constant())
+    return self
+
+
+def _compare_real(name: str, tx: Tracer, self: Any, other: Any) -> Value:
+    """Compare two containers as the interpreter does, item by item."""
+    other = without_class(other)
+    if not isinstance(other, Container):
+        return NOT_IMPLEMENTED
+    sizes = [len(side.unpack(tx)) for side in (self, other)]
+    left, right = (side.with_proxies(tx) for side in (self, other))
+    result = real_call(tx, getattr(left, name), right)
+    if sizes != [len(side.unpack(tx)) for side in (self, other)]:
+        raise Break("container-mutation", "a container that changes while it is compared")
+    return tx.literal(result)
+
+
+method_of_each(SequenceValue, *(f"__{op.name}__" for op in COMPARE.values()))(_compare_real)
+method_of_each(DictValue, "__eq__", "__ne__")(_compare_real)
+
+
+@method(SequenceValue, "__contains__")
+def _contains(tx: Tracer, self: SequenceValue, item: Value) -> Value:
+    found = _among_constants(tx, self, item) if isinstance(item, SymValue) else None
+    return constant(contains_by_iteration(tx, self, item) if found is None else found)
+
+
+def _among_constants(tx: Tracer, container: SequenceValue, item: SymValue) -> bool | None:
+    """Ask with one guard whether a number that varies is among literals; None for anything else."""
+    entry, items = tx.graph.input_at.get(item.node), [tx.force(one) for one in container.items]
+    known = tuple(one.value for one in items if isinstance(one, Constant) and is_literal(one.value))
+    if entry is None or item.source is None or len(known) != len(items):
+        return None
+    found = entry.example in known
+    tx.guard(CallSource(operator.contains, (ConstSource(known), item.source)), "CONST", found)
+    return found
+
+
+@method(RangeValue, "__contains__")
+def _range_contains(tx: Tracer, self: RangeValue, item: Value) -> Value:
+    if item.is_constant():
+        return constant(real_call(tx, operator.contains, self.range, item.as_constant()))
+    return constant(contains_by_iteration(tx, self, item))
+
+
+@method(SequenceValue, "__len__")
+def _len(tx: Tracer, self: SequenceValue) -> Value:
+    return tx.unread_length(self) or constant(len(self.items))
+
+
+@method(RangeValue, "__len__")
+def _range_len(tx: Tracer, self: RangeValue) -> Value:
+    return constant(real_call(tx, len, self.range))
+
+
 def _by_builtin(function: Any, tx: Tracer, self: Value) -> Value:
     return tx.builtin(function, self)
 
 
-_PROTOCOL = (("__len__", len), ("__iter__", iter), ("__reversed__", reversed))
 for _holder, _real in (
     (ListValue, [()]), (TupleValue, ()), (SetValue, set()), (DictValue, {}), (RangeValue, range(0)),
     (DictView, {}.keys()),
 ):  # fmt: skip
-    for _name, _function in _PROTOCOL:
+    for _name, _function in (("__iter__", iter), ("__reversed__", reversed)):
         if hasattr(_real, _name):
             method(_holder, _name)(functools.partial(_by_builtin, _function))
-    method(_holder, "__contains__")(contains)
 
 
 @rule(tuple.__new__)

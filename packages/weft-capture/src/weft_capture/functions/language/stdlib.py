@@ -38,7 +38,6 @@ from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.effects.native_objects import FACTORIES, CallLog, ReplayedValue
 from weft_capture.functions.generators import ASYNC, GeneratorValue
-from weft_capture.functions.language.operators import combined
 from weft_capture.functions.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.functions.wrap import EXACT
 from weft_capture.model import attributes
@@ -58,6 +57,7 @@ from weft_capture.model.iteration import steps
 from weft_capture.model.iterators import CombinedIterator, ListedIterator
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Kwargs, Proxy, Tracer, Value, current_tracer, method
+from weft_capture.model.slots import combined
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import RuntimeValue

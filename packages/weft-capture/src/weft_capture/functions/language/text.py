@@ -194,6 +194,13 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     return constant(real_call(tx, operator.mod, text, operand))
 
 
+@method(Constant, "__mod__")
+def _mod(tx: Tracer, self: Constant, right: Value) -> Value:
+    if isinstance(self.value, str):
+        return percent_text(tx, self.value, right)
+    return fold(tx, operator.mod, [self, right], {})
+
+
 @method(Constant, "format")
 def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
     text: Any = self.value

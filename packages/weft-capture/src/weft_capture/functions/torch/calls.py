@@ -12,12 +12,12 @@ from weft_guards.sources import CallSource
 
 from weft_capture.breaks import Break
 from weft_capture.effects.runtime_asserts import emit_check
-from weft_capture.functions.language.operators import compare
 from weft_capture.functions.table import PURE, decline, rule, rule_of_each
 from weft_capture.libraries.numpy import ArrayValue
 from weft_capture.model.constant import FALSE, NONE, TRUE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
+from weft_capture.model.slots import compare
 from weft_capture.tensors.tensor import SymValue, TensorValue, is_data
 
 # By name where torch.distributed, once loaded, puts a wrapper in the function's place.

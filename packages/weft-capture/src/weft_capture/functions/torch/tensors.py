@@ -12,12 +12,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from weft_capture.breaks import Break
-from weft_capture.functions.language.operators import combined
 from weft_capture.functions.table import GRAPH
 from weft_capture.libraries.numpy import ArrayValue
 from weft_capture.model.constant import FALSE, NONE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value, method
+from weft_capture.model.slots import combined
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.known_numbers import before_graph, numbers
 from weft_capture.tensors.subclass import WrapperValue
@@ -78,9 +78,7 @@ def _numel(tx: Tracer, self: TensorValue) -> Value:
 
 @method(TensorValue, "__len__")
 def _len(tx: Tracer, self: TensorValue) -> Value:
-    if self.fake.dim() == 0:
-        tx.raise_(TypeError, "len() of a 0-d tensor")
-    return tx.graph.size(self, 0)
+    return self.sq_length(tx)
 
 
 @method(TensorValue, "new")

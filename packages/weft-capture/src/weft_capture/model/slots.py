@@ -1,0 +1,272 @@
+"""Python's data model on values: what the interpreter makes of operators, written once.
+
+Each function mirrors the one of CPython that its docstring names. It asks a value's slots: the
+methods of `Value` that have CPython's names (`nb_binary`, `tp_richcompare`, `tp_iter`, ...), and
+special methods, which are rows of a kind's method table or functions of a class of the program.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weft_capture.breaks import Break
+from weft_capture.model.attributes import is_python_code, lookup
+from weft_capture.model.constant import Constant, Varying, constant, fold
+from weft_capture.model.containers import Container, SequenceValue
+from weft_capture.model.protocol import InstanceValue, Raised, Tracer, Value
+from weft_capture.python_compat import type_name
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of two operands, or a comparison.
+
+    Args:
+        symbol: as the program writes it, in messages.
+        function: what evaluates it on real objects; of the in-place form in `inplace`.
+        name: of the special method, without underscores.
+        reflected: of the other operand's special method.
+    """
+
+    symbol: str
+    function: Callable[[Any, Any], Any]
+    name: str
+    reflected: str
+    inplace: Callable[[Any, Any], Any] | None = None
+
+
+_BINARY = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
+    "@": "matmul", "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+BINARY = {
+    symbol: Operator(
+        symbol,
+        getattr(operator, f"__{name}__"),
+        name,
+        f"r{name}",
+        getattr(operator, f"__i{name}__"),
+    )
+    for symbol, name in _BINARY.items()
+}
+DIVMOD = Operator("divmod()", divmod, "divmod", "rdivmod")
+COMPARE = {
+    symbol: Operator(symbol, getattr(operator, name), name, reflected)
+    for symbol, name, reflected in (
+        ("<", "lt", "gt"), ("<=", "le", "ge"), (">", "gt", "lt"), (">=", "ge", "le"),
+        ("==", "eq", "eq"), ("!=", "ne", "ne"),
+    )
+}  # fmt: skip
+UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "-": (operator.neg, "neg"),
+    "+": (operator.pos, "pos"),
+    "~": (operator.invert, "invert"),
+    "abs": (operator.abs, "abs"),
+}
+"""Symbol -> (function, name of the special method without underscores)."""
+
+
+def _is_data(value: Value) -> bool:
+    """Say whether an operator is evaluated on the object that a value is known to equal."""
+    return value.is_constant() and not isinstance(value, Container)
+
+
+def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+    """Evaluate `left symbol right`; a symbol that ends in "=" is the in-place form.
+
+    CPython: PyNumber_Add and its like, and binary_iop1 of Objects/abstract.c.
+
+    Raises:
+        Break: for operands that capture does not know.
+        Raised: TypeError, when neither operand supports the operation.
+    """
+    plain = symbol.removesuffix("=")
+    op, inplace = BINARY[plain], plain != symbol
+    for operand in (left, right):
+        result = operand.nb_binary(tx, op, left, right, inplace)
+        if result is not None:
+            return result
+    if _is_data(left) and _is_data(right):
+        # The error of the in-place function names its symbol.
+        return fold(tx, op.inplace if inplace else op.function, [left, right], {})
+    return by_methods(tx, op, left, right, inplace)
+
+
+def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool = False) -> Value:
+    """Try the special methods of both operands (CPython: binary_op1, SLOT1BINFULL)."""
+    attempts = [(left, f"__{op.name}__", right), (right, f"__{op.reflected}__", left)]
+    kinds = left.python_type(), right.python_type()
+    if kinds[0] is kinds[1]:
+        attempts.pop()
+    elif kinds[0] in kinds[1].__mro__:
+        reflected = [getattr(kind, f"__{op.reflected}__", None) for kind in kinds]
+        if reflected[0] != reflected[1]:
+            attempts.reverse()
+    if inplace:
+        attempts.insert(0, (left, f"__i{op.name}__", right))
+    for receiver, name, argument in attempts:
+        result = _attempt(tx, receiver, name, argument)
+        if result is not None:
+            return result
+    operands = {"+": (left,), "*": (left, right)}.get(op.symbol, ())
+    symbol = f"{op.symbol}=" if inplace else op.symbol
+    if any(map(is_sequence, operands)):
+        raise Break("builtin-error", f"{symbol} of sequences, whose errors differ")
+    symbol = "** or pow()" if symbol == "**" else symbol
+    names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
+    tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
+
+
+def is_sequence(value: Value) -> bool:
+    """Say whether a value is a list, tuple, text or the like, or of a subclass of one."""
+    plain = isinstance(without_class(value), SequenceValue)
+    return plain or issubclass(value.python_type(), str | bytes | bytearray)
+
+
+def _attempt(tx: Tracer, receiver: Value, name: str, argument: Value) -> Value | None:
+    """Call a special method for an operator; None for NotImplemented."""
+    if lookup(receiver.python_type(), name) is None or receiver.declines(name, argument):
+        return None
+    result = receiver.call_method(tx, name, [argument], {})
+    declined = isinstance(result, Constant) and result.value is NotImplemented
+    return None if declined else result
+
+
+def unary(tx: Tracer, symbol: str, value: Value) -> Value:
+    """Evaluate `-value`, `+value`, `~value` or `abs(value)` (CPython: PyNumber_Negative, ...)."""
+    function, name = UNARY[symbol]
+    result = value.nb_unary(tx, symbol, function)
+    if result is not None:
+        return result
+    if isinstance(value, Constant):
+        return fold(tx, function, [value], {})
+    return value.call_method(tx, f"__{name}__", [], {})
+
+
+def combined(tx: Tracer, symbol: str, start: Value, items: Value) -> Value:
+    """Combine items with an operator, one after the other."""
+    return functools.reduce(functools.partial(binary, tx, symbol), items.unpack(tx), start)
+
+
+# ---- comparison
+
+
+def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+    """Evaluate `left symbol right` for the six comparisons (CPython: do_richcompare).
+
+    Raises:
+        Raised: TypeError, when an ordering is not supported.
+    """
+    op = COMPARE[symbol]
+    for operand in (left, right):
+        result = operand.tp_richcompare(tx, op, left, right)
+        if result is not None:
+            return result
+    if _is_data(left) and _is_data(right) and left.compares_by_value:
+        return fold(tx, op.function, [left, right], {})
+    attempts = [(left, f"__{op.name}__", right), (right, f"__{op.reflected}__", left)]
+    kinds = left.python_type(), right.python_type()
+    if kinds[0] is not kinds[1] and kinds[0] in kinds[1].__mro__:
+        attempts.reverse()
+    for receiver, name, argument in attempts:
+        # `object.__ne__` inverts what the same object's `__eq__` says.
+        by_eq = name == "__ne__" and receiver.inherits_comparison(name)
+        asked = "__eq__" if by_eq else name
+        if not receiver.inherits_comparison(asked):
+            result = _attempt(tx, receiver, asked, argument)
+            if result is not None:
+                return constant(not result.nb_bool(tx)) if by_eq else result
+    return _compare_bases(tx, op, left, right)
+
+
+def _compare_bases(tx: Tracer, op: Operator, left: Value, right: Value) -> Value:
+    """Compare the builtin parts of instances, then identities (CPython: do_richcompare)."""
+    plain = [without_class(value) for value in (left, right)]
+    if plain != [left, right]:
+        try:
+            return compare(tx, op.symbol, *plain)
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), TypeError):  # it names the classes
+                raise Break("builtin-error", f"an error of {op.symbol}") from None
+            raise
+    if op.symbol in ("==", "!="):
+        return constant(one_object(tx, left, right) == (op.symbol == "=="))
+    names = f"'{type_name(left.python_type())}' and '{type_name(right.python_type())}'"
+    tx.raise_(TypeError, f"'{op.symbol}' not supported between instances of {names}")
+
+
+def without_class(value: Value) -> Value:
+    """Return the builtin part of an instance of a subclass of dict, list, int and the like."""
+    base: Value | None = getattr(value, "base", None) if isinstance(value, InstanceValue) else None
+    return value if base is None else base
+
+
+def one_object(tx: Tracer, left: Value, right: Value) -> bool:
+    """Say whether two values are one object; numbers and texts only where they are one value.
+
+    That two of them are different objects is not guarded: equal ones may be one object or two.
+    """
+    same = left is right or left.same_object(right) or right.same_object(left)
+    alike = left.python_type() is right.python_type() and not isinstance(left, Constant | Varying)
+    if alike and not (same or left.source is None or right.source is None):
+        tx.guard_distinct(left.source, right.source)
+    return same
+
+
+# ---- containers
+
+
+def contains(tx: Tracer, container: Value, item: Value) -> Value:
+    """Evaluate `item in container` (CPython: PySequence_Contains)."""
+    method = lookup(container.python_type(), "__contains__")
+    if isinstance(container, Constant) and item.is_constant():
+        return fold(tx, operator.contains, [container, item], {})
+    if method is None:
+        return constant(contains_by_iteration(tx, container, item))
+    if method[1] is None:
+        kind = container.python_type()
+        tx.raise_(TypeError, f"'{kind.__name__}' object is not a container")
+    return constant(container.call_method(tx, "__contains__", [item], {}).nb_bool(tx))
+
+
+def contains_by_iteration(tx: Tracer, container: Value, item: Value) -> bool:
+    """Look for an equal item, one by one (CPython: _PySequence_IterSearch)."""
+    try:
+        items = stepped(tx, container)
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), TypeError):
+            raise Break("builtin-error", "in on what is not iterable") from None
+        raise
+    return any(tx.is_equal(item, each) for each in items)
+
+
+def stepped(tx: Tracer, items: Value) -> Iterator[Value]:
+    """Yield what a value gives, one by one."""
+    return iter(functools.partial(items.tp_iter(tx).tp_iternext, tx), None)
+
+
+def length(tx: Tracer, value: Value) -> Value:
+    """Evaluate `len(value)` (CPython: PyObject_Size, slot_sq_length)."""
+    if isinstance(value, Constant):
+        return fold(tx, len, [value], {})
+    kind = value.python_type()
+    method = lookup(kind, "__len__")
+    if method is None:
+        tx.raise_(TypeError, f"object of type '{type_name(kind)}' has no len()")
+    size = value.sq_length(tx)
+    if is_python_code(method[1]):
+        whole = size.python_type() is int
+        if not whole or compare(tx, "<", size, constant(0)).nb_bool(tx) or not _is_small(size):
+            raise Break("builtin-error", f"a length {size.describe()}")
+    return size
+
+
+def _is_small(size: Value) -> bool:
+    return not size.is_constant() or size.as_constant() <= _SSIZE_MAX
+
+
+_SSIZE_MAX = (1 << 63) - 1
