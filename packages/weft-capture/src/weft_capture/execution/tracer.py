@@ -50,15 +50,8 @@ from weft_capture.model.finalizers import has_finalizer
 from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.model.instance_dicts import instance_dict
 from weft_capture.model.iterators import DictIterator, ListedIterator, SequenceIterator
-from weft_capture.model.protocol import (
-    Kwargs,
-    MethodOf,
-    MutableValue,
-    Proxy,
-    Raised,
-    Value,
-    set_tracer,
-)
+from weft_capture.model.protocol import Kwargs, MethodOf, MutableValue, Raised, Value, set_tracer
+from weft_capture.model.proxy import Proxy
 from weft_capture.model.reachability import children, leads_to
 from weft_capture.policy.selection import check_inlinable, is_compiled_by_torch
 from weft_capture.tensors import dynamic, symbolic_scalars

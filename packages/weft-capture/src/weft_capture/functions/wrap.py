@@ -74,7 +74,8 @@ from weft_capture.model.objects import (
     as_kind,
     is_plain_stream,
 )
-from weft_capture.model.protocol import MethodOf, Proxy, Tracer, Value
+from weft_capture.model.protocol import MethodOf, Tracer, Value
+from weft_capture.model.proxy import Proxy
 from weft_capture.model.scope import ModuleObject
 from weft_capture.model.weakrefs import WeakRefValue
 from weft_capture.tensors import symbolic_scalars

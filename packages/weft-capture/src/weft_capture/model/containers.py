@@ -19,7 +19,8 @@ from weft_guards.sources import CallSource, Source
 from weft_capture import config
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.constant import MADE, Constant, class_value, constant, is_constant_object
-from weft_capture.model.protocol import MutableValue, Output, Proxy, Tracer, Value, key_in
+from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, key_in
+from weft_capture.model.proxy import Proxy
 
 
 def check_keys(keys: Iterable[object]) -> None:

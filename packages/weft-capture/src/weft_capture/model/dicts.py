@@ -23,13 +23,13 @@ from weft_capture.model.containers import Container, check_keys, refill, truth_n
 from weft_capture.model.protocol import (
     MutableValue,
     Output,
-    Proxy,
     Tracer,
     Value,
     current_tracer,
     found_by_identity,
     key_in,
 )
+from weft_capture.model.proxy import Proxy
 
 
 @dataclass(eq=False)

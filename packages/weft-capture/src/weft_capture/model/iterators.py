@@ -27,7 +27,8 @@ from weft_capture.model.containers import (
     TupleValue,
 )
 from weft_capture.model.dicts import DictValue
-from weft_capture.model.protocol import MutableValue, Output, Proxy, Tracer, Value
+from weft_capture.model.protocol import MutableValue, Output, Tracer, Value
+from weft_capture.model.proxy import Proxy
 
 EXHAUSTED = sys.maxsize
 """The position of an iterator that has ended."""

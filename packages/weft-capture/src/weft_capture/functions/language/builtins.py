@@ -46,7 +46,8 @@ from weft_capture.model.iterators import (
     iterated,
 )
 from weft_capture.model.objects import UserObject
-from weft_capture.model.protocol import Proxy, Raised, Tracer, Value, method, method_of_each
+from weft_capture.model.protocol import Raised, Tracer, Value, method, method_of_each
+from weft_capture.model.proxy import Proxy
 from weft_capture.model.slots import DIVMOD, binary, by_methods, length, stepped
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH, type_name
 from weft_capture.tensors import symbolic_scalars

@@ -44,7 +44,8 @@ from weft_capture.model.dicts import DictValue, DictView
 from weft_capture.model.iteration import listed, steps
 from weft_capture.model.iterators import DequeValue
 from weft_capture.model.objects import UserObject
-from weft_capture.model.protocol import Proxy, Tracer, Value, method, method_of_each
+from weft_capture.model.protocol import Tracer, Value, method, method_of_each
+from weft_capture.model.proxy import Proxy
 from weft_capture.model.slots import COMPARE, combined, contains_by_iteration, without_class
 from weft_capture.python_compat import type_name
 from weft_capture.tensors.runtime_values import origins

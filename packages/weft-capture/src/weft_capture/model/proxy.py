@@ -1,0 +1,59 @@
+"""`Proxy`: the object with which the interpreter's own containers and iterators work on values.
+
+A real list of proxies sorts, searches and compares as the program's list would, a real `zip` or
+`map` over them takes its steps in the same order, and their errors are the real ones.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from weft_capture.model.protocol import Tracer, Value
+
+
+class Proxy:
+    """Stands for a value; what is asked of it is asked of the value. `tx.literal` undoes it."""
+
+    __slots__ = ("tx", "value")
+    __hash__ = object.__hash__
+
+    def __init__(self, tx: Tracer, value: Value) -> None:
+        self.tx = tx
+        self.value = tx.force(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Proxy) and self.tx.is_equal(self.value, other.value)
+
+    def __bool__(self) -> bool:
+        return self.value.nb_bool(self.tx)
+
+    def __iter__(self) -> Iterator[Proxy]:
+        iterator = self.value.tp_iter(self.tx)
+        while (item := iterator.tp_iternext(self.tx)) is not None:
+            yield Proxy(self.tx, item)
+
+    def __call__(self, *args: Proxy) -> Proxy:
+        return Proxy(self.tx, self.value.tp_call(self.tx, [arg.value for arg in args], {}))
+
+    def __str__(self) -> str:
+        return self.tx.text_of(self.value, str)
+
+    def __repr__(self) -> str:
+        return self.tx.text_of(self.value, repr)
+
+    def __format__(self, spec: str) -> str:
+        text = self.tx.builtin(format, self.value, self.tx.literal(spec))
+        return str(text.as_constant())
+
+
+def _ordering(function: Callable[[Any, Any], Any]) -> Callable[[Proxy, Proxy], Proxy]:
+    def compare(self: Proxy, other: Proxy) -> Proxy:
+        return Proxy(self.tx, self.tx.builtin(function, self.value, other.value))
+
+    return compare
+
+
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Proxy, f"__{_name}__", _ordering(getattr(operator, _name)))
