@@ -59,14 +59,14 @@ _code_log = logger("capture", "graph_code")
 
 @dataclass
 class Converted:
-    """What a capture made of a frame.
+    """The result of a capture.
 
     Args:
-        code: the code that replaces the frame; None when the frame should run as it is.
+        code: the code that replaces the frame; None when the frame should run eagerly.
         guards: under which the code is right.
         graph: the captured graph; None when there is nothing in it.
         stopped: why capture stopped before the end, if it did.
-        kept: all of it for other processes, with `config.caching_precompile`, or why not.
+        kept: the serialized capture, with `config.caching_precompile`, or why there is none.
     """
 
     code: types.CodeType | None
@@ -94,7 +94,7 @@ class Task:
         policy: decides which sizes become symbolic; None for none.
         fullgraph: raise at a break instead of compiling up to it.
         marks_modules: mark the calls of modules (see `region_marks`).
-        symbolic, break_at, reason, answers: what an earlier attempt found out.
+        symbolic, break_at, reason, answers: results of an earlier attempt.
     """
 
     function: types.FunctionType
@@ -187,7 +187,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
 def restore(
     kept: CaptureCache, function: types.FunctionType, flat_args: tuple[Any, ...], backend: Backend
 ) -> Converted | None:
-    """Return what `convert` made of a call like this in another process, compiled for this one."""
+    """Return the capture of such a call by another process, compiled here."""
     with span("precompiled", function.__qualname__), _modes_restored(), _own_saved_tensors():
         restored = None if around.modes else kept.take(function, flat_args, backend)
     if restored is None:
@@ -199,10 +199,10 @@ def restore(
 def _drafted(
     do: Task, outer: OuterFrame, stopped: Stop | None
 ) -> tuple[Assembly | None, Stop | None]:
-    """Return what to assemble, None when the frame should run as it is, and where it breaks.
+    """Return the assembly, None when the frame should run eagerly, and the break.
 
-    Where the state at a break cannot be rebuilt, it breaks earlier: what made the value, or the
-    call that was inlined, runs for real.
+    Where the state at a break cannot be rebuilt, the graph breaks earlier: the step that created
+    the value, or the inlined call, runs eagerly.
 
     Raises:
         Unsupported: at a break, with `fullgraph`.
@@ -288,7 +288,7 @@ def _log_graph(graph: GraphModule) -> None:
 
 
 def _modes_restored() -> torch.set_grad_enabled:
-    """Put the grad mode back, which capture really sets."""
+    """Restore the grad mode, which capture changes."""
     return torch.set_grad_enabled(torch.is_grad_enabled())
 
 

@@ -1,8 +1,8 @@
-"""C functions of the standard library, in Python: capture traces through these in their place.
+"""Polyfills: C functions of the standard library in Python, which capture traces instead.
 
-Those that the library has no Python version of, written after the documentation. The others are
-loaded by `functions.language.polyfilled`, which says which function stands for which. They work one
-item at a time, as the originals do, so effects of what they call keep their order.
+These have no Python version in the standard library, and follow the documentation. The others are
+loaded by `functions.language.polyfilled`, which has the table. They work item by item, as the
+originals do, so side effects of the functions that they call keep their order.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def islice(iterable: Iterable[Any], /, *bounds: int | None) -> Iterator[Any]:
     start, step = limits.start or 0, limits.step or 1
     numbers = [bound for bound in bounds if bound is not None]
     if not all(isinstance(number, int) and number >= 0 for number in numbers) or step < 1:
-        raise ValueError(bounds)  # which the original says in its own words
+        raise ValueError(bounds)  # the original's message differs
     return _islice(iter(iterable), start, limits.stop, step)
 
 

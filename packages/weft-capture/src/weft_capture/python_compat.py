@@ -1,6 +1,6 @@
-"""What differs between the supported versions of CPython beside bytecode/: errors' texts, warnings.
+"""Differences between the supported versions of CPython outside bytecode/: messages, warnings.
 
-A text is asked of the interpreter itself, with an object of a class `{0}` in a module `{1}`.
+A message is taken from the interpreter, with an object of a class `{0}` in a module `{1}`.
 """
 
 from __future__ import annotations

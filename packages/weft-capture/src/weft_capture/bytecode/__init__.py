@@ -1,7 +1,7 @@
 """Read, analyse and write CPython 3.11 to 3.14 bytecode through one vocabulary.
 
-`decode` turns a code object into `Instr`s that mean the same on every version, `live_at` tells
-which variables an instruction still needs, `Writer` assembles new code objects, and
+`decode` turns a code object into `Instr`s that mean the same on every version, `live_at` returns
+the live variables of an instruction, `Writer` assembles new code objects, and
 `make_resume` builds the function that continues a frame after a graph break.
 Nothing here imports torch. docs/architecture/capture-bytecode.md has the vocabulary.
 """

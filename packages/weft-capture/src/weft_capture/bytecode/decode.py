@@ -245,7 +245,7 @@ class _Normal:
             self.rest = len(ENTER_WITH) - 2
 
     def skip(self, arg: int) -> None:
-        """Nothing: the instruction carries no meaning of its own in the vocabulary."""
+        """Skip the instruction, which has no meaning in the vocabulary."""
 
 
 def _op_symbol(arg: int) -> str:
@@ -325,7 +325,7 @@ def _part_inlined(
 ) -> set[str]:
     """Rename the plain variables of inlined comprehensions where a cell has their name.
 
-    From 3.12 the two share a slot, and the comprehension puts the cell aside. Returns new names.
+    From 3.12 the two share a slot, and the comprehension saves the cell. Returns the new names.
     """
     variables: set[str] = set()
     seen: set[int] = set()  # inner comprehensions come behind their outer ones

@@ -1,7 +1,7 @@
 """Program -> code object: lower, measure the stack, fix jump widths, write the tables.
 
-A small assembler of our own: the `bytecode` library on PyPI takes three to four times as long to
-decode and to assemble (measured on the standard library), and both run for every captured frame.
+A small assembler: the `bytecode` library on PyPI takes three to four times as long to decode and to
+assemble (measured on the standard library), and both run for every captured frame.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ENDS = frozenset(
 
 
 class AssemblyError(Exception):
-    """The program makes no code object: stack underflow or two depths for one place."""
+    """The program is no valid code: stack underflow, or two depths for one instruction."""
 
 
 def assemble(items: Iterable[Item], shape: FrameShape) -> CodeType:
@@ -256,7 +256,7 @@ _NET = {"FOR_ITER": 1, "JUMP": 0, "LOAD_METHOD": 1, "SEND": 0} | dict.fromkeys(I
 
 
 def net_effect(instr: Instr) -> int:
-    """By how much the instruction changes the depth of the stack when it does not jump."""
+    """The change of the stack depth when the instruction does not jump."""
     effect = _NET.get(instr.opname)
     if effect is not None:
         return effect
@@ -268,7 +268,7 @@ def net_effect(instr: Instr) -> int:
 def stack_after(
     instr: Instr, stack: Sequence[bool], *, jump: bool = False, bound: bool = True
 ) -> tuple[bool, ...]:
-    """The stack after an instruction that ran for real.
+    """The stack after an instruction that ran eagerly.
 
     Args:
         instr: the instruction.
@@ -276,9 +276,9 @@ def stack_after(
         jump: whether it jumped.
         bound: for LOAD_FAST_AND_CLEAR, whether the variable was bound.
 
-    A LOAD_METHOD (or the method form of LOAD_SUPER_ATTR) is taken to have found an attribute that
-    is no method: what it really pushes is known only at run time, so a break at one has to load
-    the attribute and push the NULL itself. So is what 3.14 pushes for a `with` block's end.
+    A LOAD_METHOD (or the method form of LOAD_SUPER_ATTR) is treated as one that found an attribute
+    that is no method: its result is known only at run time, so a break at one has to load the
+    attribute and push the NULL itself. The same holds for the `__exit__` that 3.14 pushes.
     """
     before = tuple(stack)
     opname = instr.opname

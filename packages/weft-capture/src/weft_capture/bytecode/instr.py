@@ -1,8 +1,8 @@
 """The instruction type, the decoded code object, and the few facts about the running CPython.
 
 An `Instr` says the same on every supported version (docs/architecture has the vocabulary);
-`Decoded` is a whole code object in that form. Both are immutable; indices into
-`Decoded.instrs` are how every other module here names a place in the code.
+`Decoded` is a code object in that form. Both are immutable; every other module here refers to an
+instruction by its index in `Decoded.instrs`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ NO_POSITION: Positions = (None, None, None, None)
 
 
 class Handler(NamedTuple):
-    """Where an exception goes: cut the stack to `depth`, push the offset if `lasti`, push it."""
+    """A handler: cut the stack to `depth`, push the offset if `lasti`, then the exception."""
 
     target: int
     depth: int
@@ -124,13 +124,13 @@ class Instr(NamedTuple):
 
     @property
     def lineno(self) -> int | None:
-        """Line of the user's source, None where the compiler made the instruction up."""
+        """Line of the user's source, None for an instruction that the compiler added."""
         return self.positions[0]
 
 
 @dataclass(frozen=True, eq=False)
 class FrameShape:
-    """All of a code object but its instructions; fields are named as there, without the `co_`."""
+    """A code object without its instructions; fields have its names without the `co_`."""
 
     name: str
     qualname: str
@@ -201,13 +201,13 @@ class FrameShape:
 
     @property
     def is_generator(self) -> bool:
-        """Whether calling the function makes a generator or coroutine of any kind."""
+        """Whether a call of the function returns a generator or coroutine."""
         return bool(self.flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR))
 
 
 @dataclass(frozen=True, eq=False)
 class Decoded(FrameShape):
-    """A code object as instructions, with what is needed to build variants of it.
+    """A code object as instructions, with the data to build variants of it.
 
     It holds no reference to the code object, so that caches keyed by the code can hold it.
     `derived` caches what other modules compute once per code object.
@@ -219,14 +219,14 @@ class Decoded(FrameShape):
 
     @property
     def code(self) -> CodeType:
-        """The code object this came from; raises ReferenceError when it is gone."""
+        """The original code object; raises ReferenceError when it no longer exists."""
         code = self.code_ref()
         if code is None:
             raise ReferenceError(f"the code object of {self.qualname} is gone")
         return code
 
     def unwinds(self, instr: Instr) -> bool:
-        """Whether an exception here meets a handler of the program's, not only the compiler's."""
+        """Whether an exception here reaches a handler of the program, not only the compiler's."""
         while instr.handler is not None:
             instr = self.instrs[instr.handler.target]
             if instr.opname != "CLEANUP_THROW":
@@ -244,13 +244,13 @@ def call_pair(func: Any, null: Any) -> tuple[Any, Any]:
 
 @dataclass(slots=True, eq=False)
 class Label:
-    """A place in the program; the assembler gives it the index of the raw instruction there."""
+    """A position in the program; the assembler sets the index of the raw instruction there."""
 
     index: int | None = None
 
 
 class Cover(NamedTuple):
-    """The exception handler of an operation, with a label for its place."""
+    """The exception handler of an operation, with its label."""
 
     label: Label
     depth: int
@@ -273,7 +273,7 @@ Item = Op | Label
 
 
 def prologue_of(shape: FrameShape, positions: Positions) -> list[Item]:
-    """What comes before all else: the cells, making the generator, and RESUME."""
+    """The start of the code: creation of cells and of the generator, and RESUME."""
     items: list[Item] = []
     if shape.freevars:
         items.append(Op("COPY_FREE_VARS", len(shape.freevars)))
@@ -289,9 +289,9 @@ def program_of(
 ) -> list[Item]:
     """The instructions of `decoded` as a program, those with a false `keep` left out.
 
-    `labels` gives labels for indices that other code goes to; labels for the jump targets and
-    handlers of the kept instructions are added to it. What is kept must be closed: what a kept
-    instruction can reach is kept too.
+    `labels` has labels for indices that other code jumps to; labels for the jump targets and
+    handlers of the kept instructions are added to it. All instructions that a kept instruction can
+    reach must be kept, too.
     """
     instrs = decoded.instrs
     labels = {} if labels is None else labels

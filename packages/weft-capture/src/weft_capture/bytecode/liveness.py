@@ -40,7 +40,7 @@ _LOOP_ENDS = ("END_FOR", "POP_TOP")
 
 
 def shows_frame(decoded: Decoded, index: int) -> bool:
-    """Whether instruction `index` calls what shows this frame, where the rest then has to run."""
+    """Whether instruction `index` calls a function that reads this frame (a debugger, say)."""
     instr = decoded.instrs[index]
     near = decoded.instrs[max(index - instr.arg - 3, 0) : index]
     names = [i.argval for i in near if i.opname.startswith("LOAD_") and i.opname != "LOAD_CONST"]
@@ -62,7 +62,7 @@ def live_at(decoded: Decoded, index: int) -> frozenset[str]:
 
 
 def _is_debugged() -> bool:
-    """Whether a debugger is at work in this thread: it may show every variable of every frame."""
+    """Whether a debugger runs in this thread: it may read every variable of every frame."""
     monitoring: Any = getattr(sys, "monitoring", None)
     if monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None:
         return True
@@ -133,7 +133,7 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
 
 
 def _reads_frame(instrs: Sequence[Instr], index: int) -> bool:
-    """Whether this loads what, called, sees every variable of the frame."""
+    """Whether this loads a function that reads every variable of the frame."""
     if not instrs[index].opname.startswith("LOAD"):
         return False
     alone = any((i.opname, i.arg) == ("CALL", 0) for i in instrs[index + 1 : index + 3])

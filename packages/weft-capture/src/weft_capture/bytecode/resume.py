@@ -1,8 +1,8 @@
 """The function that continues a frame after a graph break.
 
-Its code is the part of the original that can still run, behind a prologue that pushes the stack
-values it got as arguments and jumps to the place of the break. Variables that were cells in the
-original are free variables here (docs/architecture/capture-bytecode.md).
+Its code is the part of the original that can still run, after a prologue that pushes its arguments
+on the stack and jumps to the break. Variables that were cells in the original are free variables
+here (docs/architecture/capture-bytecode.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SELF = "_weft_self"
 
 @dataclass(frozen=True)
 class Origin:
-    """Which instructions of which code a resume function's instructions are.
+    """The original instructions of a resume function.
 
     Weak, because `decode`'s cache holds it by the resume code, which the original's cache holds.
     """
@@ -48,11 +48,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Resume:
-    """A resume function's code and how to call it.
+    """A resume function's code and its parameters.
 
-    `args` says what each positional argument is: an int is a place on the operand stack (0 is the
-    bottom), a string a variable by name (a cell variable: its contents). `stack[i]` is False where
-    a NULL lies; such places are not passed. `code.co_freevars` names the cells of the closure.
+    `args` describes each positional argument: an int is a slot of the operand stack (0 is the
+    bottom), a string a variable by name (a cell variable: its contents). `stack[i]` is False for a
+    NULL, which is not passed. `code.co_freevars` names the cells of the closure.
     """
 
     code: CodeType
@@ -62,7 +62,7 @@ class Resume:
 
 
 def stack_name(depth: int) -> str:
-    """The name of the argument that carries operand stack place `depth`."""
+    """The name of the argument for slot `depth` of the operand stack."""
     return f"_weft_stack{depth}"
 
 
@@ -76,16 +76,16 @@ def make_resume(
     """Code that runs `decoded` from instruction `index` on.
 
     Args:
-        decoded: the original frame's code. That of a generator makes one, which goes on there
-            when it is first stepped.
-        index: the instruction to go on at; not `in_prologue` (ValueError).
+        decoded: the original frame's code. A generator's code creates a generator, which continues
+            there at its first step.
+        index: the first instruction to run; not `in_prologue` (ValueError).
         stack: the operand stack there, bottom first: True for a value, False for a NULL.
         locals: plain variables that are bound there; those that are not live are left out.
             By default all live ones. A live variable that is not listed starts unbound.
-        keep: of these, the ones to carry on even where nothing reads them any more.
+        keep: those of them to keep even where nothing reads them.
 
-    The same arguments give the same `Resume` as long as `decoded` lives, so that its code cache
-    is found again.
+    The same arguments give the same `Resume` as long as `decoded` lives, so that the code cache of
+    its code is used again.
     """
     if in_prologue(decoded, index):
         raise ValueError(f"{decoded.qualname} cannot be resumed while it rebuilds its stack")
@@ -104,16 +104,16 @@ def make_resume(
 
 
 def original(decoded: Decoded) -> Decoded:
-    """Return the code that a resume function goes on in; other code as it is."""
+    """Return the original code of a resume function; other code unchanged."""
     origin: Origin | None = decoded.derived.get("origin")
     first = None if origin is None else origin.decoded()
     return first or decoded
 
 
 def in_prologue(decoded: Decoded, index: int) -> bool:
-    """Whether this is a resume function that has not come to the original's code yet.
+    """Whether this is the prologue of a resume function.
 
-    A break there would repeat in every further resume function: such a frame has to run as it is.
+    A break there would repeat in every further resume function: such a frame runs eagerly.
     """
     origin: Origin | None = decoded.derived.get("origin")
     return origin is not None and index < origin.prologue
@@ -164,11 +164,11 @@ def _unbound_error(error: NameError) -> UnboundLocalError:
 def restore_unbound(
     items: Sequence[Item], freevars: tuple[str, ...], decoded: Decoded
 ) -> list[Item]:
-    """Let unbound variables raise what they raise in the code that these operations come from.
+    """Keep the exceptions of unbound variables as in the original code.
 
-    A cell of the frame's own is a free variable here, for which CPython has another exception, and
-    one in an inlined comprehension that shared a cell's slot has another name. `decode` sees
-    through the handlers that this returns, which belong behind the operations.
+    A cell of the original is a free variable here, for which CPython raises another exception, and
+    a variable of an inlined comprehension that shared a cell's slot has another name. The returned
+    handlers, which belong after the operations, are invisible to `decode`.
     """
     cells = set(original(decoded).cellvars).intersection(freevars)
     dotted = {name for name in decoded.varnames if name.startswith(".")}

@@ -120,7 +120,7 @@ class Writer:
         return name
 
     def store_cell(self, name: str) -> None:
-        """Make the cell on the stack that of a variable that has none of its own."""
+        """Store the cell on the stack as the cell of a variable."""
         self._emit("STORE_FAST", -1, argval=name)
 
     def clear_temps(self, *others: str) -> None:
@@ -141,7 +141,7 @@ class Writer:
     def load_const(self, value: object) -> None:
         """Push any object; the code object keeps it alive."""
         if type(value) is str and f"_{value}".isidentifier() and sys.intern(value) is not value:
-            # A code object would hold another object with this text, the interned one.
+            # A code object would intern the string, and hold another object.
             self.load_const([value])
             self.load_const(0)
             self.binary_subscr()
@@ -168,7 +168,7 @@ class Writer:
         op.cover = self._cover(self._decoded.instrs[index])
 
     def cover(self, start: int, clean_up: Callable[[], None]) -> None:
-        """Make what was written since `start` (a `place()`) clean up when it raises.
+        """Clean up when the code written since `start` (a `position()`) raises.
 
         `clean_up` writes code that leaves the stack as it is.
         """
@@ -180,9 +180,9 @@ class Writer:
         self.catch(start, handler)
 
     def catch(self, start: int, handler: Callable[[], None]) -> None:
-        """Make what was written since `start` go to a handler when it raises.
+        """Add a handler for the code written since `start`.
 
-        `handler` writes code that begins with the exception as the stack, and does not go on.
+        `handler` writes code that begins with the exception on the stack, and does not return.
         """
         cover = Cover(Label(), 0, False)
         for item in self._items[start:]:
@@ -199,7 +199,7 @@ class Writer:
         self._emit("RERAISE", -1)
 
     def position(self) -> int:
-        """Where the next instruction will be."""
+        """The position of the next instruction."""
         return len(self._items)
 
     def _place_null(self, count: int) -> None:
@@ -230,7 +230,7 @@ class Writer:
         self._items.append(label)
 
     def at(self, where: int | Instr) -> None:
-        """Set the source position of what follows: a line number or an instruction's place."""
+        """Set the source position of the next code: a line number, or that of an instruction."""
         self._positions = (where, where, None, None) if isinstance(where, int) else where.positions
 
     # Pieces of the original.
@@ -238,10 +238,10 @@ class Writer:
     def original(self, index: int, jump: Label | None = None) -> None:
         """Copy one instruction of the original with its position and exception handler.
 
-        If it raises, the original's handlers run, and then the rest of the original as it was.
+        If it raises, the original's handlers run, and then the rest of the original.
         A jump instruction goes to `jump`; a LOAD_SUPER_ATTR pushes one value. The stack below its
         operands and the variables must be the original frame's. Raises ValueError for a MAKE_CELL,
-        whose cell this frame makes itself, and when `jump` is missing or not wanted.
+        whose cell this frame creates, and when `jump` is missing or superfluous.
         """
         instr = self._decoded.instrs[index]
         if instr.opname == "MAKE_CELL":
@@ -255,7 +255,7 @@ class Writer:
         self._items.append(Op(instr.opname, arg, instr.argval, jump, instr.positions, cover))
 
     def begin_handler(self, target: int) -> None:
-        """Begin the code that runs when an instruction copied from under this handler raises."""
+        """Begin the code that runs when a copied instruction with this handler raises."""
         self.mark(self._handlers.pop(target))
 
     def _cover(self, instr: Instr) -> Cover | None:
@@ -265,7 +265,7 @@ class Writer:
         return Cover(label, instr.handler.depth, instr.handler.lasti)
 
     def _loop_exit(self, jump: Label) -> Label:
-        """Where FOR_ITER can go (from 3.12 on only behind an END_FOR), and which goes to `jump`."""
+        """The target of FOR_ITER (from 3.12 on after an END_FOR), which continues at `jump`."""
         exit_label = Label()
         if PY312:
             self._tail.append(Op("END_FOR", positions=self._positions))
@@ -275,10 +275,10 @@ class Writer:
         return exit_label
 
     def call_resume(self, resume: Resume, kept: bool = False) -> None:
-        """Go on in a resume function and return what it returns.
+        """Call a resume function and return its result.
 
         The stack holds exactly the values and NULLs of `resume.stack`; its variables are set.
-        `kept` says that a traceback keeps this frame: it lets go of what it holds.
+        `kept`: a traceback keeps this frame, so it releases its variables.
         """
         for depth in range(len(resume.stack) - 1, -1, -1):
             # A NULL, too, is popped by storing it, which unbinds the name.
@@ -313,7 +313,7 @@ class Writer:
         cells = set(cellvars + shape.freevars)
         _resolve_variables(items, cells)
         varnames = _variable_names(items, shape.varnames, cells)
-        # The interpreter's texts of errors suggest the names of variables, used or not.
+        # The interpreter's error messages suggest names of variables, used or not.
         varnames += tuple(n for n in self._decoded.varnames if n not in {*varnames, *cells})
         shape = replace(shape, varnames=varnames, cellvars=cellvars)
         line = self._decoded.firstlineno

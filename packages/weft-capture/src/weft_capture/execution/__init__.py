@@ -1,1 +1,1 @@
-"""The symbolic interpreter: frames, stepping, the tracer, the journal of what can be undone."""
+"""The symbolic interpreter: frames, steps, the tracer, and the undo journal."""

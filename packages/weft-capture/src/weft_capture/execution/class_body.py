@@ -1,9 +1,9 @@
 """Class statements, `type(name, bases, dict)` and class decorators inside a captured frame.
 
-The body runs symbolically in a frame whose locals are the namespace. Then a real class is made of
-stand-ins for what the namespace holds: a function of the same code for a function, a property over
-stand-ins for a property, a bare object for a tensor. `Tracer.values_by_id` leads from a stand-in
-back to its value, so attribute lookup on the real class finds what the program put there.
+The body runs symbolically in a frame whose locals are the namespace. Then a real class is created
+from placeholders for the values of the namespace: a function of the same code for a function, a
+property over placeholders for a property, a bare object for a tensor. `Tracer.values_by_id` maps a
+placeholder to its value, so attribute lookup on the real class finds the program's values.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from weft_capture.model.protocol import (
 
 
 class MadeClass(ClassValue):
-    """A class made during capture.
+    """A class created during capture.
 
     Args:
-        obj: the real class that stands for it.
-        make: what makes the class again in generated code.
+        obj: the real class of placeholders.
+        make: creates the class in generated code.
         args: its arguments; the namespace is its keywords, where there is one.
     """
 
@@ -70,7 +70,7 @@ class MadeClass(ClassValue):
         self.namespace = namespace
         self.filled: list[CellValue] = []  # by making it, see _CELLS
         self.init_subclass: Value | None = None
-        # Making it ran code of the program, which must not run twice.
+        # Its creation ran code of the program, which must not run twice.
         self.once = False
         self.born = next(BIRTHS)
         MADE[obj] = self
@@ -78,7 +78,7 @@ class MadeClass(ClassValue):
         self.freeze_class_inputs(tx, type(obj) not in (type, abc.ABCMeta))
 
     def freeze_class_inputs(self, tx: Tracer, reads: bool) -> None:
-        """Let what making the class made be as it is; its parts too where that `reads` them."""
+        """Freeze the objects that the class statement created, and the namespace if it was read."""
         new = [
             attribute
             for attribute in vars(self.obj).values()
@@ -102,7 +102,7 @@ class MadeClass(ClassValue):
         return super().tp_getattro(tx, name)
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        # A class that is made again with it would call its `__set_name__`, or show it to others.
+        # Generated code that creates the class again would call its `__set_name__`.
         metaclass = type(self.obj) not in (type, abc.ABCMeta)
         if metaclass or hasattr(value.python_type(), "__set_name__"):
             raise Break("class-definition", f"setting {name} of {self.describe()}")
@@ -116,7 +116,7 @@ class MadeClass(ClassValue):
         type.__delattr__(self.obj, name)
 
     def _change(self, tx: Tracer, name: str) -> dict[str, Value]:
-        """Return the namespace, which is about to change under a name."""
+        """Return the namespace, before a change of a name in it."""
         real, namespace = self.obj, self.namespace
         if namespace is None:
             raise Break("class-definition", f"setting {name} of {self.describe()}")
@@ -157,7 +157,7 @@ def build_class(
     return types.new_class(name, bases, keywords, fill)
 
 
-# What classmethod and staticmethod take over from their function; it has type parameters alone.
+# Attributes that classmethod and staticmethod copy from their function.
 _COPIED = frozenset(functools.WRAPPER_ASSIGNMENTS) - {"__type_params__"} | {"__annotations__"}
 
 
@@ -184,7 +184,7 @@ class DescriptorValue(Value):
 
 
 class AutoValue(ObjectConstant):
-    """An `enum.auto`, of which making the class makes a number."""
+    """An `enum.auto`, which the class statement replaces by a number."""
 
     def reconstruct(self, out: Output) -> None:
         out.call(enum.auto, [])
@@ -198,14 +198,14 @@ def _auto(tx: Tracer) -> Value:
 
 
 class StandIn:
-    """Stands in a real class for a value that has no Python object, such as a tensor."""
+    """The placeholder in a real class of a value without a Python object, such as a tensor."""
 
 
 # ---- stand-ins
 
 
 def stand_in(tx: Tracer, value: Value) -> Any:
-    """Return a real object that stands for a value; `tx.const_object` of it is the value."""
+    """Return a placeholder object of a value; `tx.const_object` of it is the value."""
     value = tx.force(value)
     if isinstance(value, ObjectConstant):
         return value.obj
@@ -282,10 +282,10 @@ def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords
 def make_class(
     tx: Tracer, name: str, bases: list[Value], keywords: Kwargs, namespace: dict[str, Value]
 ) -> MadeClass:
-    """Make a class of a namespace.
+    """Create a class from a namespace.
 
     Raises:
-        Break: when making it runs code of the program that capture cannot follow.
+        Break: when that runs code of the program that capture cannot follow.
     """
     try:
         real_bases = tuple(_real_base(base) for base in bases)
@@ -337,13 +337,13 @@ _MAKER = "_generate_next_value_"
 
 
 def _sees_variables(namespace: dict[str, Value]) -> bool:
-    """Say whether annotations read variables around the class, which stand-ins do not have."""
+    """Say whether annotations read enclosing variables, which placeholders do not have."""
     annotate = namespace.get("__annotate_func__")
     return isinstance(annotate, FunctionValue) and {*annotate.code.co_freevars} > {"__classdict__"}
 
 
 def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
-    """Refuse an `enum.auto` of which code of the program makes a number."""
+    """Break for an `enum.auto` whose number code of the program computes."""
     items = [item for value in namespace.values() for item in getattr(value, "items", (value,))]
     makers = [attributes.lookup(base, _MAKER) for base in bases if isinstance(base, type)]
     programs = _MAKER in namespace or any(map(attributes.is_user_code, filter(None, makers)))
@@ -352,7 +352,7 @@ def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
 
 
 def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, namespace: Any) -> type:
-    """Make the class that stands for the program's."""
+    """Create the real class from placeholders."""
     try:
         with suppress_warnings() as warned:
             real = build_class(name, bases, words, **namespace)
@@ -366,7 +366,7 @@ def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, names
 
 
 def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
-    """Return the `__init_subclass__` of a class made in this frame that a new class inherits."""
+    """Return the inherited `__init_subclass__` of a class that this frame created."""
     for base in bases:
         for base_class in getattr(base, "__mro__", ()):
             base_value = MADE.get(base_class)
@@ -377,7 +377,7 @@ def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
 
 
 def _check_hooks(bases: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Refuse metaclasses and `__init_subclass__` of the program that exist outside the frame."""
+    """Break for metaclasses and `__init_subclass__` in Python from outside the frame."""
     metaclass = keywords.get("metaclass")
     metaclasses = [type(base) for base in bases]
     if isinstance(metaclass, type):
@@ -428,7 +428,7 @@ def _property_part(name: str, tx: Tracer, self: DescriptorValue, function: Value
 
 @rule(dataclasses._process_class)  # type: ignore[attr-defined]
 def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Value:
-    """`@dataclass` writes source text and executes it: let it, on the class of stand-ins."""
+    """Run `@dataclass`, which generates and executes source, on the class of placeholders."""
     if not isinstance(cls, MadeClass):
         raise Break("class-definition", "dataclass of a class from outside the frame")
     if "__annotate_func__" in (cls.namespace or ()):

@@ -1,7 +1,7 @@
 """A symbolic frame: locals, cells, operand stack and instruction pointer, and its loop.
 
-`Frame.run` executes a call to its end within one step of the frame that needs it; `stepping` has
-the frames whose every instruction can be taken back on its own.
+`Frame.run` executes a call to its end within one step of its caller; `stepping` has the frames in
+which each instruction can be rolled back.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Frame:
         self.stack: list[Value] = []
 
     def callers(self) -> Iterator[Frame]:
-        """Yield this frame, and those that led to it."""
+        """Yield this frame and its callers."""
         frame: Frame | None = self
         while frame is not None:
             yield frame
             frame = frame.parent
 
     def bind(self, name: str, value: Value | None, cell: bool = False) -> Value | None:
-        """Set a variable, or with None unset it; returns what it held."""
+        """Set a variable, or with None unset it; returns its old value."""
         variables: dict[str, Any] = self.cells if cell else self.locals
         old: Value | None = variables.get(name)
         if self.stepped:
@@ -91,7 +91,7 @@ class Frame:
         return self.stack[-1] if in_yield_from else None
 
     def end_delegation(self, inner: Value) -> None:
-        """Go on behind a `yield from` whose iterator has ended by being thrown into."""
+        """Continue after a `yield from` whose iterator ended by an exception thrown into it."""
         back = self.decoded.instrs[self.ip + 1]
         assert back.target is not None
         self.ip = back.target + 1
@@ -167,7 +167,7 @@ class Frame:
         return self.decoded.instrs[max(self.ip - 1, 0)]
 
     def location(self) -> tuple[traceback.FrameSummary, str]:
-        """Return where the frame stands, for messages, and as a traceback prints it."""
+        """Return the frame's current line, as a summary and as a traceback prints it."""
         decoded = self.decoded
         line = self.instr.lineno or decoded.firstlineno
         location: tuple[traceback.FrameSummary, str] | None = decoded.derived.get(("place", line))
@@ -178,7 +178,7 @@ class Frame:
 
 
 def check_names(error: Any, operands: Iterable[Value]) -> None:
-    """Break where an error may name the builtin base of an object that it is about."""
+    """Break where an error's message may name the builtin base of an operand."""
     text = " ".join(str(arg.as_constant()) for arg in error.args if arg.is_constant())
     for operand in operands:
         owner = getattr(operand, "forced", None) or getattr(operand, "owner", operand)
@@ -193,7 +193,7 @@ def check_names(error: Any, operands: Iterable[Value]) -> None:
 
 
 def _put_back(variables: dict[str, Any], before: dict[str, Any]) -> None:
-    """Give variables back what they held; the order of all of them decides what is made first."""
+    """Restore variables and their order, which decides the order of reconstruction."""
     if len(before) > 1:
         variables.clear()
     for name, old in before.items():

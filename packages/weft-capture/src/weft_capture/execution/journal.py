@@ -1,7 +1,8 @@
 """Undo for speculative execution.
 
-Whoever changes captured state calls `touch` first, with what takes the change back, or the state
-before it is saved once per step. All steps of a capture can be taken back, as far as memory allows.
+Code that changes captured state calls `touch` first, with a function that undoes the change;
+without one the state is saved once per step. All steps of a capture can be rolled back, as far as
+memory allows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Undoable(Protocol):
     born: int
 
     def snapshot(self) -> Callable[[], None]:
-        """Return a function that puts the state back to what it is now."""
+        """Return a function that restores the current state."""
         ...
 
 
@@ -51,7 +52,7 @@ class Journal:
         return self.mark()
 
     def forget(self) -> None:
-        """Let nothing that was done so far be undone any more."""
+        """Forget all undo entries so far."""
         self._forgotten += len(self._undo)
         self._undo.clear()
         self._copied = 0
@@ -61,11 +62,11 @@ class Journal:
         return self._forgotten + len(self._undo)
 
     def can_undo(self, mark: int) -> bool:
-        """Say whether everything since `mark` can still be undone."""
+        """Say whether all changes since `mark` can still be undone."""
         return mark >= self._forgotten
 
     def touch(self, state: Undoable, undo: Callable[[], object] | None = None) -> None:
-        """Save `state` before a change, unless it was in this step, or know what undoes that."""
+        """Save `state` before a change, once per step, or record the `undo` of the change."""
         self.oldest_touched = min(self.oldest_touched, state.born)
         state.epoch = self.epoch
         if state.saved != self.epoch:
@@ -84,10 +85,10 @@ class Journal:
 
     @contextmanager
     def unchanged(self, what: str) -> Iterator[None]:
-        """Refuse changes of existing state in the block.
+        """Break where the block changes existing state.
 
         Raises:
-            Break: when there were any.
+            Break: after such a block.
         """
         before = self.mark()
         yield

@@ -1,9 +1,9 @@
-"""Execution in steps that can be taken back: one instruction of one frame each.
+"""Execution in steps that can be rolled back: one instruction of one frame each.
 
 The captured frame is stepped, and so is every frame that a stepped frame's CALL inlines. A break
-takes back one step, or the user's call of a library function, or all that came after a step that
-has to run for real (`OuterFrame.break_at`), and ends execution with `Stop`.
-docs/architecture/capture.md tells why.
+rolls back one step, or the user's call of a library function, or all steps from one that has to run
+eagerly (`OuterFrame.break_at`), and ends execution with `Stop`. docs/architecture/capture.md
+explains why.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Stop:
 
     @property
     def step(self) -> int:
-        """Number of the first step that was taken back."""
+        """Number of the first step that was rolled back."""
         return self.frames[-1].step
 
 
@@ -47,11 +47,11 @@ class Steps:
     """Numbers the steps of one capture.
 
     Args:
-        no_tensor_yet: nothing has led to a tensor so far: fewer steps are worth it.
-        break_at: the step to break at in any case.
+        no_tensor_yet: no value has led to a tensor so far, so the limit is lower.
+        break_at: the step at which to break.
         reason: why to break there.
 
-    `marks` has the state of the journal before each step, `births` the values made by then.
+    `marks` has the state of the journal before each step, `births` the count of values by then.
     """
 
     no_tensor_yet: bool
@@ -67,7 +67,7 @@ class Steps:
         self.limit = limits[self.no_tensor_yet]
 
     def restart_step_of(self, value: Value) -> int:
-        """Return the step that should run for real where a value cannot be rebuilt; -1 for none.
+        """Return the step to run eagerly where a value cannot be rebuilt; -1 for none.
 
         An exception has its traceback from the instruction that raised it.
         """
@@ -75,12 +75,12 @@ class Steps:
         return self.raised_at.get(value, bisect.bisect(self.births, born) - 1)
 
     def saw_tensor(self) -> None:
-        """Take note of a tensor."""
+        """Record that a tensor was met."""
         self.no_tensor_yet = False
         self.limit = config.settings.instruction_limit
 
     def check(self, step: int) -> None:
-        """Break at the step asked for, and at the limit."""
+        """Break at `break_at`, and at the limit."""
         if step == self.break_at:
             raise self.reason or Break("uncaught-exception")
         if step >= self.limit:
@@ -148,7 +148,7 @@ class SteppedFrame(Frame):
         return self.result
 
     def keep(self, ip: int) -> list[Value]:
-        """Let a rollback return to this frame as it is now, to go on at `ip`; returns the stack."""
+        """Record this frame's state for a rollback, to continue at `ip`; returns the stack."""
         stack = self.stack.copy()
         state = (self.step, ip, stack, self.exception)
         self.tx.journal.on_rollback(functools.partial(self._return_to, *state))
@@ -169,7 +169,7 @@ class SteppedFrame(Frame):
         raise BreakAtStep(self.step, error) from None
 
     def earlier(self, error: Break) -> int | None:
-        """Return the step that has to be taken back, too, for a break at this one."""
+        """Return an earlier step that a break at this one has to roll back, too."""
         caller = self.parent
         closed = self.library or error.eager_frame is self
         closed |= self.decoded.instrs[self.ip].opname in PROLOGUE
@@ -220,10 +220,10 @@ class OuterFrame(SteppedFrame):
         return self.break_at(step, reason)
 
     def break_at(self, step: int, reason: Break) -> Stop:
-        """Take back all that was executed from a step on, which is to run for real.
+        """Roll back to a step, which is to run eagerly.
 
         Raises:
-            BreakAtStep: when that is too much to be remembered: capture has to begin again.
+            BreakAtStep: when the journal does not reach back: capture has to begin again.
         """
         steps, journal = self.tx.steps, self.tx.journal
         done = steps.now

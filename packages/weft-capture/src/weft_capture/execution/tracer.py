@@ -1,4 +1,4 @@
-"""The tracer: what one capture knows and does. Values and rules get it as `tx`.
+"""The tracer: the state of one capture. Values and rules get it as `tx`.
 
 It owns the graph, the guards, the undo journal, the record of mutated objects and the stack of
 symbolic frames, and offers the operations that values share: calling, wrapping, guarding, raising.
@@ -68,11 +68,11 @@ class Tracer:
         function: the function whose frame is captured.
         symbolic: whether sizes and ints may become symbolic in this capture.
         policy: decides which ones do; None for none.
-        steps: how far to go.
+        steps: the numbering of steps, with its limit.
 
-    `unstepped` counts the instructions executed in another one's step, or taken back with one;
+    `unstepped` counts the instructions executed in another one's step, or rolled back with one;
     `released_ids` has the ids of objects from outside that may have lost their last reference;
-    `library` and `process_bound` say what was assumed without a guard (see `capture_cache`).
+    `library` and `process_bound` record assumptions without a guard (see `capture_cache`).
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Tracer:
     # ---- objects to values
 
     def const_object(self, obj: Any) -> Value:
-        """Return the value of an object that never changes, held by capture itself."""
+        """Return the value of an object that never changes, which capture keeps alive."""
         return self.wrap(obj, ConstSource(obj))
 
     def force(self, value: Value) -> Value:
@@ -153,7 +153,7 @@ class Tracer:
         return value.forced
 
     def runtime_value(self, source: Source, hint: Any) -> Value:
-        """Return the value of what a real call makes anew each time; `hint` is one such object."""
+        """Return the value of a deferred call's result; `hint` is an example of it."""
         if type(hint) is list:
             return ListValue(
                 [self.runtime_value(ItemSource(source, i), v) for i, v in enumerate(hint)]
@@ -170,7 +170,7 @@ class Tracer:
         return DictIterator(items, iterator_class, owner=view.owner, view=view.kind)
 
     def fresh(self, result: Any) -> Value:
-        """Return what a function without effects gave; an iterator is listed at once."""
+        """Return the value of a pure function's result; an iterator is listed at once."""
         if isinstance(result, Iterator):
             return ListedIterator(list(map(self.literal, result)), type(result))
         if type(result) is tuple:
@@ -182,7 +182,7 @@ class Tracer:
         return DictIterator(items.unpack(self), type(iter({0})), owner=items)
 
     def check_namespace(self, names: dict[str, Any]) -> None:
-        """Announce that variables are used by name; a break when their dict is used as one, too."""
+        """Record that variables are used by name; break when their dict is used as a dict, too."""
         if id(names) in self.values_by_id:
             raise Break("namespace-dict", "a dict that also holds the variables of an object")
         self.namespaces.add(id(names))
@@ -190,10 +190,10 @@ class Tracer:
     # ---- guards
 
     def guard(self, source: Source, kind: str, value: Any) -> None:
-        """Add a guard; none is needed on what capture itself holds.
+        """Add a guard, except on objects that capture keeps alive.
 
         Raises:
-            Break: when the value is made anew in each call.
+            Break: for the result of a deferred call.
         """
         if self.calls.count and any(origins(source)):
             raise Break("data-dependent-value", "a number made in each call must be known here")
@@ -213,7 +213,7 @@ class Tracer:
             self.guard_identity(source, obj)
 
     def guard_identity(self, source: Source, obj: Any) -> None:
-        """Guard that a source keeps giving this object, or an equal one if reads make it anew."""
+        """Guard that a source gives this object, or an equal one where each read creates one."""
         try:
             self.guard(source, "ID", obj)
         except TypeError:  # it takes no weak reference: the guard keeps it alive
@@ -222,14 +222,14 @@ class Tracer:
             self.guard_same(operator.eq if rebound else operator.is_, source, obj)
 
     def guard_same(self, same: Any, source: Source, obj: Any) -> None:
-        """Guard that `same(what the source gives, obj)` is True."""
+        """Guard that `same(object of the source, obj)` is True."""
         self.guard(CallSource(same, (source, ConstSource(obj))), "CONST", True)
 
     def guard_keys(self, source: Source, obj: Iterable[Any]) -> None:
         """Guard the keys of a dict, or such a view of them.
 
         Raises:
-            Break: when a key cannot be recognised again.
+            Break: when a key has no stable identity.
         """
         try:
             self.guard(source, "DICT_KEYS", obj)
@@ -237,7 +237,7 @@ class Tracer:
             raise Break("dict-key", f"a dict key: {error}") from None
 
     def guard_set(self, source: Source, obj: Any) -> None:
-        """Guard the elements of a set, and the order in which it gives them."""
+        """Guard the elements of a set, and their order."""
         if isinstance(source, ConstSource):
             return
         try:
@@ -246,13 +246,13 @@ class Tracer:
             self.guard_same(same_constant, CallSource(tuple, (source,)), tuple(obj))
 
     def guard_code(self, function: types.FunctionType, source: Source | None) -> None:
-        """Guard that a function that is inlined keeps its code, which can be assigned."""
+        """Guard the `__code__` of an inlined function."""
         if source is None or isinstance(source, ConstSource):
             source = ProgramSource(WeakIdentity(function))
         self.guard(AttrSource(source, "__code__"), "ID", function.__code__)
 
     def guard_alias(self, first: Source, second: Source, obj: Any) -> None:
-        """Guard that two sources give the same object, where that can differ."""
+        """Guard that two sources give the same object, where they may differ."""
         if isinstance(second, ConstSource):
             first, second = second, first
         fixed = (types.NoneType, types.ModuleType, type)
@@ -262,7 +262,7 @@ class Tracer:
             self.guard(second, "ALIAS", first)
 
     def guard_distinct(self, first: Source, second: Source) -> None:
-        """Guard that two sources give different objects, where that can change."""
+        """Guard that two sources give different objects, where that may change."""
         fixed = isinstance(first, ConstSource) and isinstance(second, ConstSource)
         if not (fixed or any(origins(first)) or any(origins(second))):  # what is made is new
             self.guards.add(weakly(first), "DISTINCT", weakly(second), self.user_stack())
@@ -290,7 +290,7 @@ class Tracer:
     # ---- calls
 
     def trace_body(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
-        """Call a real Python function past its rule."""
+        """Inline a Python function, bypassing its rule."""
         inlined = function_value(self, function, ConstSource(function))
         return inlined.tp_call(self, args, kwargs)
 
@@ -341,7 +341,7 @@ class Tracer:
         self.depth += 1
 
     def leave_frame(self, frame: Frame) -> None:
-        """Go back to the frame that called."""
+        """Return to the calling frame."""
         self.frame = frame.parent
         self.depth -= 1
 
@@ -389,7 +389,7 @@ class Tracer:
     # ---- state of the program
 
     def mutate(self, value: MutableValue, undo: Callable[[], object] | None = None) -> None:
-        """Announce a change of a value, before it is made; `undo` takes just that one back."""
+        """Record a change of a value before it happens; `undo` undoes only that change."""
         if self.finalizes and isinstance(value, Container) and has_finalizer(value):
             raise Break("finalizer", "a container that holds objects with a __del__")
         self.effects.change(value)
@@ -430,7 +430,7 @@ class Tracer:
         return None
 
     def forget(self) -> None:
-        """Let go of the program's objects at once: the parts of a capture hold each other."""
+        """Release the program's objects: the parts of a capture refer to each other."""
         for value, _ in self.values_by_id.values():
             if isinstance(value, class_body.MadeClass):
                 MADE.pop(value.obj, None)
@@ -452,19 +452,19 @@ class Tracer:
         del self.function
 
     def watch(self, watcher: Any) -> None:
-        """Note what is to be checked when the capture ends."""
+        """Add a check for the end of the capture."""
         self.watched.append(watcher)
         self.journal.on_rollback(lambda: self.watched.remove(watcher))
 
     def real_id(self, value: Value) -> int:
-        """Return the id of the object from outside that a value stands for; 0 for none."""
+        """Return the id of the input object of a value; 0 for none."""
         obj = getattr(value, "obj", None)
         if obj is not None or value.source is None:
             return 0 if obj is None else id(obj)
         return next((key for key, (v, _) in self.values_by_id.items() if v is value), 0)
 
     def leads_to(self, wanted: Value) -> bool:
-        """Say whether an object that was made here is surely alive: the frames lead to it."""
+        """Say whether a new object is reachable from the frames, and so surely alive."""
         owners = [v for v in self.effects.changed if self.real_id(v) not in self.released_ids]
         pending: list[Value] = []
         for frame in self.active_frames():
