@@ -62,7 +62,8 @@ def _constraints() -> list[str]:
 
 def _install_torch(session: nox.Session) -> None:
     wanted = os.environ.get("WEFT_TORCH", "torch")
-    session.install(*_constraints(), *_torch_index(), wanted, "setuptools>=77")
+    # What packages are built with, besides.
+    session.install(*_constraints(), *_torch_index(), wanted, "setuptools>=77", "cffi>=1.16")
 
 
 def _install(session: nox.Session, packages: list[str], tested: list[str], editable: bool) -> None:

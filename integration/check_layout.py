@@ -21,6 +21,7 @@ FORBIDDEN = re.compile(
     r"torch\.(_dynamo|_inductor|_C\._dynamo\.(eval_frame|guards)"
     r"|_functorch\.(aot_autograd|_aot_autograd|partitioners|compilers|config))\b"
 )
+GENERATED = "_abi.py"  # written when weft-codegen is built
 SHIM = "torch_compiler_shim.py"  # of weft-core: by these names it is recognised
 # Names the types of what imports it, for annotations: those imports count in no circle.
 PROTOCOL = "weft_capture.model.protocol"
@@ -30,7 +31,12 @@ WITH_TORCH = {"sympy"}
 
 def source_files() -> list[Path]:
     """Return every Python file under packages/*/src."""
-    return sorted(ROOT.glob("packages/*/src/**/*.py"))
+    return [file for package in ROOT.glob("packages/*") for file in python_files(package)]
+
+
+def python_files(package: Path) -> list[Path]:
+    """Return the Python files of a package's source that somebody has written."""
+    return sorted(path for path in package.glob("src/**/*.py") if path.name != GENERATED)
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[int, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -90,7 +96,7 @@ def check_file(path: Path, declared: set[str]) -> Iterator[str]:
 
 def import_graph(package: Path) -> dict[str, set[str]]:
     """Return the modules of a package that each module imports, for type checking too."""
-    modules = {module_name(path): path for path in package.glob("src/**/*.py")}
+    modules = {module_name(path): path for path in python_files(package)}
     graph = {}
     for module, path in modules.items():
         tree = ast.parse(path.read_text())
@@ -134,7 +140,7 @@ def problems() -> Iterator[str]:
     for package in sorted(ROOT.glob("packages/*/pyproject.toml")):
         yield from check_circles(package.parent)
         declared = declared_imports(package.parent)
-        for path in sorted(package.parent.glob("src/**/*.py")):
+        for path in python_files(package.parent):
             yield from check_file(path, declared)
     tests = (path for path in ROOT.glob("**/test_*.py") if not {".nox", ".venv"} & {*path.parts})
     names = Counter(path.name for path in tests)
@@ -144,7 +150,7 @@ def problems() -> Iterator[str]:
 def lines_of(package: Path, part: str, *kinds: str) -> int:
     """Count the lines of a package's files of some kinds below `src` or `tests`."""
     paths = (path for kind in kinds for path in package.glob(f"{part}/**/*.{kind}"))
-    return sum(path.read_text().count("\n") for path in paths)
+    return sum(path.read_text().count("\n") for path in paths if path.name != GENERATED)
 
 
 def report() -> None:

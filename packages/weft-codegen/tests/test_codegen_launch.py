@@ -11,11 +11,10 @@ import pytest
 import torch
 from triton_programs import GRAPHS, program
 from weft_codegen.kernels.build import Sources, build
-from weft_codegen.kernels.load import CompiledGraph, describe
+from weft_codegen.kernels.load import CompiledGraph, describe, new_kernel
 from weft_codegen.kernels.toolchain import find
 from weft_codegen.kernels.triton.c_host import GpuHostWriter
 from weft_codegen.kernels.triton.emit import TritonKernel, emit
-from weft_codegen.kernels.triton.load import new_launch
 from weft_codegen.loops import interpret
 from weft_codegen.loops.program import Launch, Program
 
@@ -77,7 +76,7 @@ def in_c(program: Program, folder: Path) -> tuple[CompiledGraph, list[tuple[str,
         function = Function(lambda values: None) if number else kernel_of(program, name)
         counts = len(kernel.kernel.params), len(kernel.kernel.sizes)
         address = ctypes.cast(function, ctypes.c_void_p).value
-        launch = new_launch(address, 32, 0, *counts, 0, function, driver=built)
+        launch = new_kernel(built, address, 32, 0, *counts, 0, function)
         return lambda aligned: asked.append((name, aligned)) or launch
 
     phases = [
@@ -111,7 +110,7 @@ def test_buffers_that_are_not_aligned_have_kernels_of_their_own(tmp_path: Path) 
 def test_a_launch_hands_addresses_and_sizes_to_the_driver(tmp_path: Path) -> None:
     built = driver(DRIVER, tmp_path)
     library = ctypes.CDLL(str(built))
-    launch = new_launch(77, 128, 4096, 2, 1, 2, object(), driver=str(built))
+    launch = new_kernel(str(built), 77, 128, 4096, 2, 1, 2, object())
     x, parameter = torch.ones(8)[3:], torch.nn.Parameter(torch.ones(2))
     launch(5, 64, x, parameter, -(2**40))
     addresses = [x.data_ptr(), parameter.data_ptr()]
@@ -130,4 +129,4 @@ def test_a_launch_hands_addresses_and_sizes_to_the_driver(tmp_path: Path) -> Non
     with pytest.raises(TypeError):
         launch(0, 1, x, x, "size")
     with pytest.raises(RuntimeError, match="no CUDA driver"):
-        new_launch(1, 32, 0, 1, 0, 0, None, driver=str(tmp_path / "missing.so"))
+        new_kernel(str(tmp_path / "missing.so"), 1, 32, 0, 1, 0, 0, None)

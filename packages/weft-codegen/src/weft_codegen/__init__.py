@@ -7,6 +7,7 @@ as a torch.compile backend.  loops/program.py defines the IR between graph and c
 from weft_codegen.compile import compile_graph, decompositions, make_program
 from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import frozen_inputs
+from weft_codegen.kernels.build import INCLUDE
 from weft_codegen.measure import Eager
 
 __all__ = [
@@ -14,6 +15,12 @@ __all__ = [
     "compile_graph",
     "decompositions",
     "frozen_inputs",
+    "get_include",
     "make_program",
     "with_cudagraphs",
 ]
+
+
+def get_include() -> str:
+    """The folder of weft.h, with which C programs call generated libraries."""
+    return str(INCLUDE)

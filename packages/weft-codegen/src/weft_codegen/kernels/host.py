@@ -1,13 +1,13 @@
-"""Writes the host unit: the whole program as one C function, and its entry from Python.
+"""Writes the host unit: the whole program as one C function, `weft_run` of include/weft.h.
 
-The way from Python into `weft_run` is the same for every program: see include/weft_entry.h.
 `own[k]` holds the tensors that the call made; whatever happens, they are dropped at the end.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,7 @@ from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
 from weft_codegen.kernels.plan import ALIGN, Allocation, MemoryPlan
-from weft_codegen.loops.index import ZERO, IndexExpr
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.program import (
     CPU,
@@ -30,6 +30,8 @@ from weft_codegen.loops.program import (
     Program,
     size_positions,
 )
+
+_Described = tuple[str, Buffer | IndexExpr | None]
 
 
 class HostWriter:
@@ -97,7 +99,7 @@ class HostWriter:
     def _bind_sizes(self) -> None:
         """Declare each size symbol."""
         for name, (position, dim) in size_positions(self._program).items():
-            text = f"sizes[{position}]" if dim is None else f"weft_size(in[{position}], {dim})"
+            text = f"integers[{position}]" if dim is None else f"weft_size(in[{position}], {dim})"
             self._line(f"const int64_t {name} = {text};")
 
     def _inputs(self) -> None:
@@ -109,19 +111,15 @@ class HostWriter:
             copy = "NULL" if mutated else f"&{self._slot(item.name)}"
             self._expect(item.name, copy, f"argument {position}")
         for position, name in enumerate(self._program.constants):
-            handle = f"constant[{position}]"
-            self._handles[name] = handle
-            self._line(
-                f"{handle} = weft_handle(program, PyTuple_GetItem(program->constants, {position}));"
-            )
+            handle = self._handles[name] = f"call->constants[{position}]"
             self._pointer(name, f"weft_data({handle})")
 
     def _expect(self, name: str, copy: str, what: str) -> None:
         """Check a tensor that others made; in other strides it is copied to `copy`."""
         handle, buffer = self._handles[name], self._program.buffers[name]
-        layout, code = self._layout_arguments(buffer), externs.number_of(buffer.dtype)
-        where = int(self.operators_choose and name not in self._launched)
-        self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {layout}, {code}, {where})')
+        elsewhere = self.operators_choose and name not in self._launched
+        layout = self._layout(buffer, "WEFT_ANYWHERE" if elsewhere else "")
+        self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {layout})')
         self._pointer(name, f"weft_data({handle})")
 
     def _take_scratch(self) -> None:
@@ -130,8 +128,8 @@ class HostWriter:
             self._line(f"char scratch[{size}] __attribute__((aligned({ALIGN})));")
         elif size:
             slot = self._slot("")
-            dims = f"(const int64_t[]){{{size}}}, (const int64_t[]){{1}}"
-            self._check(f"weft_empty(&{slot}, 1, {dims}, {externs.number_of(torch.uint8)})")
+            memory = Buffer("", torch.uint8, (const(size),), (ONE,), self._device)
+            self._check(f"weft_empty(&{slot}, {self._layout(memory)})")
             self._line(f"char *const scratch = weft_data({slot});")
 
     # ---- steps ----
@@ -168,14 +166,15 @@ class HostWriter:
         buffer = self._program.buffers[root]
         if self._plan.allocation[root] is Allocation.OWNED:
             over = self._plan.over.get(root)
-            layout, slot = self._layout_arguments(buffer), self._slot(root)
+            slot = self._slot(root)
             if over is None:
-                self._check(f"weft_empty(&{slot}, {layout}, {externs.number_of(buffer.dtype)})")
+                self._check(f"weft_empty(&{slot}, {self._layout(buffer)})")
             elif self._program.buffers[over] == replace(buffer, name=over):
                 slot = self._handles[over]  # the same tensor under another name
                 self._dying[self._plan.last[over]].remove(over)
             else:
                 memory = self._handles[over]
+                layout = self._dims_of(buffer)
                 self._check(f"torch._reinterpret_tensor({memory}, {layout}, 0, &{slot})")
             self._handles[root] = slot
             self._pointer(root, f"weft_data({slot})")
@@ -206,14 +205,12 @@ class HostWriter:
         buffer = self._program.buffers[name]
         root = self._plan.root[name]
         slot = self._slot(name)
-        layout = self._layout_arguments(buffer)
+        layout = self._dims_of(buffer)
         if self._plan.allocation[root] is Allocation.SCRATCH:
             offset = self._offsets[name] * buffer.dtype.itemsize
             address = f"{self._scratch_address(root)} + {index_c(offset)}"
-            self._check(
-                f"torch.create_tensor_from_blob({address}, {layout}, 0, "
-                f"{externs.number_of(buffer.dtype)}, weft_device[0], weft_device[1], &{slot})"
-            )
+            layout = f"{layout}, 0, {_element_type(buffer)}"
+            self._check(f"torch.create_tensor_from_blob({address}, {layout}, &{slot})")
         else:
             self._make(root)
             base = self._handles[root]
@@ -235,21 +232,21 @@ class HostWriter:
         function, pieces = shim or ("", [])
         arguments = [
             f"call, {position}, {len(handles)}",
-            f"(weft_tensor[]){{{', '.join(handles) or 'NULL'}}}",
+            f"(const weft_tensor[]){{{', '.join(handles) or 'NULL'}}}",
             str(len(ints)),
-            f"(int64_t[]){{{', '.join(ints) or '0'}}}",
+            f"(const int64_t[]){{{', '.join(ints) or '0'}}}",
         ]
         if externs.writes_into(step):
             result = step.results[0]
             assert result is not None
             self._make(result)
             target = self._handle(result)
-            python = f"weft_python_into({', '.join([*arguments, target])})"
+            python = f"weft_step_into({', '.join([*arguments, target])})"
             pieces = [target, *pieces]
         else:
             slots = ["NULL" if name is None else f"&{self._slot(name)}" for name in step.results]
             array = f"(weft_tensor *[]){{{', '.join(slots) or 'NULL'}}}"
-            python = f"weft_python({', '.join([*arguments, str(len(slots)), array])})"
+            python = f"weft_step({', '.join([*arguments, str(len(slots)), array])})"
             unused = ["NULL"] * (externs.results_of(step.op) - len(slots))
             for slot in [*slots, *unused][: externs.results_of(step.op)]:
                 pieces.append(f"&{self._slot('')}" if slot == "NULL" else slot)
@@ -274,7 +271,7 @@ class HostWriter:
         for name in self._dying.get(position, ()):
             if self._plan.allocation.get(name) is Allocation.INPUT:
                 self._line(f"weft_drop(&{self._slot(name)});")  # a copy in other strides
-                self._line(f"weft_forget(call, {self._positions[name]});")
+                self._line(f"weft_release(call, {self._positions[name]});")
             elif name in self._handles:
                 self._line(f"weft_drop(&{self._handles[name]});")
 
@@ -286,7 +283,7 @@ class HostWriter:
             if output is None:
                 continue
             if not isinstance(output, BufferRef):
-                self._line(f"sizes[{position}] = {index_c(output)};")
+                self._line(f"integers[{position}] = {index_c(output)};")
                 continue
             self._make(output.name)
             handle = self._handle(output.name)
@@ -321,24 +318,70 @@ class HostWriter:
                 if (handle := self._handles.get(name)) is not None:
                     size = f"weft_extent({handle})"
                 else:
-                    size = f"weft_span({self._layout_arguments(self._program.buffers[name])})"
+                    size = f"weft_span({self._dims_of(self._program.buffers[name])})"
                 self._line(f"const int64_t {_pointer_name(name)}_size = {size};")
 
-    def _layout_arguments(self, buffer: Buffer) -> str:
+    def _layout(self, buffer: Buffer, device: str = "") -> str:
+        """Dimensions, dtype and device of a buffer as arguments."""
+        element = f"{externs.number_of(buffer.dtype)}, {device}" if device else ""
+        return f"{self._dims_of(buffer)}, {element or _element_type(buffer)}"
+
+    def _dims_of(self, buffer: Buffer) -> str:
         sizes, strides = self._dims(buffer.shape), self._dims(buffer.strides)
         return f"{len(buffer.shape)}, {sizes}, {strides}"
 
     def _dims(self, dims: tuple[IndexExpr, ...]) -> str:
-        inside = ", ".join(map(index_c, dims)) or "0"
-        if not all(dim.is_const for dim in dims):
-            return f"(const int64_t[]){{{inside}}}"
-        name = "dims_" + "_".join(str(dim.value).replace("-", "m") for dim in dims)
-        self._tables[name] = f"static const int64_t {name}[] = {{{inside}}};"
+        if all(dim.is_const for dim in dims):
+            return self._table(dims)
+        return f"(const int64_t[]){{{', '.join(map(index_c, dims))}}}"
+
+    def _table(self, dims: tuple[IndexExpr, ...]) -> str:
+        """The name of a table of dimensions, in which -1 stands for one that a call knows."""
+        values = [str(dim.value) if dim.is_const else "-1" for dim in dims]
+        name = "_".join(["dims", *(value.replace("-", "m") for value in values)])
+        self._tables[name] = f"static const int64_t {name}[] = {{{', '.join(values) or '0'}}};"
         return name
+
+    # ---- around the function ----
+
+    def _values(self, title: str, values: Iterable[_Described]) -> list[str]:
+        """A table that describes inputs, outputs or constants."""
+        rows = []
+        for name, value in values:
+            if isinstance(value, Buffer):
+                tables = f"{self._table(value.shape)}, {self._table(value.strides)}"
+                about = f"TENSOR, {_element_type(value)}, {len(value.shape)}, {tables}"
+            else:
+                about = "NONE" if value is None else "INTEGER"
+            rows.append(f'    {{"{name}", WEFT_{about}}},')
+        return [f"static const weft_value {title}[] = {{", *rows, "};"]
+
+    def _description(self) -> list[str]:
+        program, buffers = self._program, self._program.buffers
+        integer = {"size": ZERO}
+        tables: dict[str, list[_Described]] = {
+            "inputs": [(i.name, buffers.get(i.name, integer.get(i.kind))) for i in program.inputs],
+            "outputs": [
+                (o.name, buffers[o.name]) if isinstance(o, BufferRef) else ("", o)
+                for o in program.outputs
+            ],
+            "constants": [(name, buffers[name]) for name in program.constants],
+        }
+        counts = ", ".join(str(len(values)) for values in tables.values())
+        names = ", ".join(name if values else "NULL" for name, values in tables.items())
+        rows = [self._values(name, values) for name, values in tables.items() if values]
+        return [
+            *itertools.chain(*rows),
+            "",
+            "const weft_description weft_program = {",
+            f"    WEFT_ABI, {_device(self._device)}, {counts}, {names},",
+            "};",
+        ]
 
     def _opening(self) -> list[str]:
         names = sorted(self._shims, key=lambda name: self._shims[name])
         symbols = "".join(f'{{"{name}"}}, ' for name in names)
+        description = self._description()
         grad = ["    const _Bool grad = torch.grad_mode_is_enabled();"]
         grad += ["    if (grad)", "        torch.grad_mode_set_enabled(0);"]
         return [
@@ -346,15 +389,21 @@ class HostWriter:
             *(['#include "weft_bounds.h"'] if settings.check_bounds else []),
             "",
             *self._tables.values(),
+            "",
+            *description,
+            "",
             f"static weft_symbol symbols[] = {{{symbols}{{NULL}}}};",
             "",
+            "const char *weft_load(void *(*find)(void *, const char *), void *library)",
+            "{",
+            "    return weft_link(find, library, symbols);",
+            "}",
+            "",
             "WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, "
-            "int64_t *sizes)",
+            "int64_t *integers)",
             "{",
             "    int status = 1;",
-            "    weft_program *const program = call->program;",
             f"    weft_tensor own[{max(1, len(self._own))}] = {{NULL}};",
-            f"    weft_tensor constant[{max(1, len(self._program.constants))}];",
             *(grad if self._externs else []),
         ]
 
@@ -363,13 +412,6 @@ class HostWriter:
         return sorted({self._codes[name].prototype for name in used})
 
     def _closing(self) -> list[str]:
-        program = self._program
-        letters = {"tensor": "t", "size": "i"}
-        inputs = "".join(letters.get(item.kind, "-") for item in program.inputs)
-        outputs = "".join(
-            "-" if output is None else "t" if isinstance(output, BufferRef) else "i"
-            for output in program.outputs
-        )
         return [
             "    status = 0;",
             "done:",
@@ -382,12 +424,6 @@ class HostWriter:
             ),
             "    return status;",
             "}",
-            "",
-            f"#define WEFT_INPUTS {len(inputs)}",
-            f'#define WEFT_INPUT_KINDS "{inputs}"',
-            f"#define WEFT_OUTPUTS {len(outputs)}",
-            f'#define WEFT_OUTPUT_KINDS "{outputs}"',
-            '#include "weft_entry.h"',
         ]
 
 
@@ -414,6 +450,15 @@ def _view_offsets(program: Program) -> dict[str, IndexExpr]:
         if isinstance(step, Alias):
             offsets[step.name] = offsets[step.base] + step.offset
     return offsets
+
+
+def _device(device: torch.device) -> str:
+    """A device as two arguments."""
+    return "WEFT_CPU" if device == CPU else f"WEFT_CUDA({device.index or 0})"
+
+
+def _element_type(buffer: Buffer) -> str:
+    return f"{externs.number_of(buffer.dtype)}, {_device(buffer.device)}"
 
 
 def _memory(buffer: Buffer) -> str:

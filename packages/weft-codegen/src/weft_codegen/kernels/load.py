@@ -1,15 +1,14 @@
 """From a loop program to a Python callable: emit, build, load.
 
-A program is one C function that Python calls directly (`METH_FASTCALL`, no wrapper): tensors' C
-handles are read out of the Python objects, and the interpreter lock is released while steps run.
+A generated library is plain C (include/weft.h). cffi opens it, and the extension `_entry` calls it,
+which reads tensors' handles out of the Python objects, releases the interpreter lock while the
+program runs, and makes Python tensors of its outputs.
 """
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from weft_core.events import enabled, logger, span
 from weft_core.fake import is_plain
 
 from weft_codegen.config import settings
+from weft_codegen.kernels._abi import ffi
+from weft_codegen.kernels._entry import Kernel, LoadedProgram, configure
 from weft_codegen.kernels.build import Sources, build, program_path
 from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.externs import PythonStep, python_step, torch_library, writes_into
@@ -30,7 +31,7 @@ from weft_codegen.kernels.plan import MemoryPlan, make_plan
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
 
 _output_code = logger("codegen", "output_code")
-Kernel = Callable[[bool], Callable[..., None]]
+KernelLoader = Callable[[bool], Callable[..., None]]
 """A kernel of a GPU: gives what launches it, for aligned buffers or for any (`triton.load`)."""
 
 
@@ -68,40 +69,27 @@ class CompiledGraph:
     """
 
     # What a call runs is an attribute: the program's own function, where nothing is around it.
-    __slots__ = ("__call__", "__weakref__", "_library", "_run", "loadable", "path")
+    __slots__ = ("__call__", "__weakref__", "loadable", "path")
     __call__: Callable[..., list[Any]]
 
     def __init__(
         self,
         loadable: Loadable,
         constants: tuple[torch.Tensor, ...],
-        kernels: Sequence[Kernel] = (),
+        kernels: Sequence[KernelLoader] = (),
     ) -> None:
         """`kernels` are a GPU's, that the program launches."""
         self.loadable = loadable
         self.path = program_path(loadable.stem)
         keep_freed_memory()
         with span("codegen.load"):
-            library = open_library(self.path, loadable.library)
-            run = _new_function(library, loadable.steps, constants, kernels)
+            run: Callable[..., list[Any]] = _open(self.path, loadable, constants, kernels)
         run = _checked(run) if settings.check_bounds else run
-        self._library = library._handle
         self.__call__ = _counting(run, loadable.mutated) if loadable.mutated else run
-        self._run = run
 
     def call_owning(self, args: list[Any]) -> list[Any]:
         """`self(*args)` that takes large tensors out of `args` when no later step needs them."""
         return self.__call__(args)
-
-    def __del__(self) -> None:
-        # First the function, whose code is in the library; who calls `self` holds it meanwhile.
-        if hasattr(self, "_run") and not sys.is_finalizing():
-            run = self._run
-            del self.__call__, self._run
-            kept = sys.getrefcount(run) > 2  # by somebody else, who may still call it
-            del run
-            if not kept:
-                _ctypes.dlclose(self._library)
 
 
 def _counting(run: Callable[..., list[Any]], mutated: tuple[int, ...]) -> Callable[..., list[Any]]:
@@ -181,44 +169,56 @@ def plan_of(program: Program) -> MemoryPlan:
 # ---- loading ----
 
 
-def open_library(path: Path, device: str = "torch_cpu") -> ctypes.PyDLL:
-    """Load a shared object, which looks up what it needs of libtorch: `device` is a part of it."""
-    library = ctypes.PyDLL(str(path))
-    library.weft_load.restype = ctypes.c_char_p
-    names = ("torch_cpu", "torch_python", device)
-    missing = library.weft_load(*(torch_library(name).encode() for name in names))
-    if missing is not None:
-        raise BackendCompilerError(
-            "codegen.load", f"torch {torch.__version__} has no {missing.decode()}"
-        )
-    return library
-
-
-def _new_function(
-    library: ctypes.PyDLL,
-    steps: dict[int, PythonStep],
+def _open(
+    path: Path,
+    loadable: Loadable,
     constants: tuple[torch.Tensor, ...],
-    kernels: Sequence[Kernel],
-) -> Callable[..., list[Any]]:
-    def run(position: int, tensors: list[Any], ints: list[int]) -> Any:
-        if position >= 0:
-            return steps[position](tensors, ints)
-        if position < -1:
-            number, aligned = divmod(-2 - position, 2)
-            return kernels[number](bool(aligned))
-        # The graph already holds the casts that autocast made while it was traced.
-        guard = torch._C._DisableAutocast()
-        guard.__enter__()  # until the program drops it
-        return guard
+    kernels: Sequence[KernelLoader],
+) -> LoadedProgram:
+    """A function that runs a shared object, which stays loaded for as long as the function lives.
 
-    new = library.weft_new
-    new.restype = ctypes.py_object
-    objects = [ctypes.py_object] * 3
-    new.argtypes = (*objects, ctypes.c_int64, ctypes.c_int)
-    types = (is_plain, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    python = run if steps or kernels else None
-    function = new(python, constants, types, handle_offset(), len(kernels))
-    return function  # type: ignore[no-any-return]
+    Raises:
+        BackendCompilerError: this libtorch lacks a function that every program needs.
+    """
+    library = ffi.dlopen(str(path))
+    pointers = (library.weft_run, library.weft_load, ffi.addressof(library.weft_program))
+    run, load, description = (int(ffi.cast("intptr_t", pointer)) for pointer in pointers)
+    device, steps = torch_library(loadable.library), loadable.steps
+    _configure()
+    try:
+        return LoadedProgram(
+            library, run, load, description, device, steps, constants, tuple(kernels)
+        )
+    except LookupError as missing:
+        raise _missing(missing) from missing
+
+
+@functools.cache
+def _configure() -> None:
+    """Tell the extension how to read and make tensors."""
+    classes = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    cpu, python = torch_library("torch_cpu"), torch_library("torch_python")
+    try:
+        configure(cpu, python, handle_offset(), classes, is_plain, _no_autocast)
+    except LookupError as missing:
+        raise _missing(missing) from missing
+
+
+def _missing(name: object) -> BackendCompilerError:
+    return BackendCompilerError("codegen.load", f"torch {torch.__version__} has no {name}")
+
+
+def new_kernel(*arguments: Any) -> Kernel:
+    """The Kernel of these arguments (see _entry.pyi)."""
+    _configure()
+    return Kernel(*arguments)
+
+
+def _no_autocast() -> Any:
+    """What keeps autocast off until it is dropped: the graph already holds the casts."""
+    guard = torch._C._DisableAutocast()
+    guard.__enter__()
+    return guard
 
 
 @functools.cache

@@ -50,7 +50,8 @@ class GpuHostWriter(HostWriter):
     def text(self) -> str:
         """The whole unit, without the first include."""
         self._line("int aligned = 1;")
-        self._line("void *const stream = weft_stream(), *none = NULL;")
+        index = self._device.index or 0
+        self._line(f"void *const stream = weft_stream({index}), *none = NULL;")
         return super().text()
 
     def _pointer(self, name: str, text: str, *, always: bool = False) -> None:
@@ -68,12 +69,10 @@ class GpuHostWriter(HostWriter):
             points = index_c(substitute(phase.grid, lambda atom: sizes.get(atom.key)))
             programs = _programs(phase, points)
             call = f"call, {self._numbers[phase.name]}, aligned, stream, {programs}"
-            self._check(f"weft_launch({call}, (void *[]){{{values}}})")
+            self._check(f"call->launch({call}, (void *[]){{{values}}})")
 
     def _opening(self) -> list[str]:
-        kind, index = DEVICE_TYPES[self._device.type], self._device.index or 0
-        device = f"static const int32_t weft_device[2] = {{{kind}, {index}}};"
-        return [device, '#include "weft_gpu.h"', "", *super()._opening()]
+        return ['#include "weft_gpu.h"', "", *super()._opening()]
 
     def _prototypes(self) -> list[str]:
         return []

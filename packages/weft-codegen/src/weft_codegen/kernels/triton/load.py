@@ -6,10 +6,8 @@ multiples of 16 bytes (what allocators give; wide loads need it), and once more 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
-import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,14 +16,9 @@ import torch
 import triton
 from weft_core import events
 
+from weft_codegen.kernels._entry import Kernel
 from weft_codegen.kernels.build import Sources, build
-from weft_codegen.kernels.load import (
-    CompiledGraph,
-    Kernel,
-    describe,
-    handle_offset,
-    open_library,
-)
+from weft_codegen.kernels.load import CompiledGraph, KernelLoader, describe, new_kernel
 from weft_codegen.kernels.triton.build import compile_phase, functions, options
 from weft_codegen.kernels.triton.c_host import GpuHostWriter, fits
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel
@@ -87,7 +80,7 @@ def compile_program(program: Program) -> CompiledGraph | TritonGraph:
         host = pool.submit(build, Sources(c_text, {})) if in_c else None
         # LLVM and ptxas leave Python's lock.
         kernels = list(pool.map(lambda pair: launcher(pair[0], pair[1], device), phases))
-    if host is not None and all(isinstance(k(True), types.BuiltinFunctionType) for k in kernels):
+    if host is not None and all(isinstance(k(True), Kernel) for k in kernels):
         known = describe(program, host.result().stem)
         graph = CompiledGraph(known, tuple(program.constants.values()), kernels)
         return graph if torch.cuda.device_count() == 1 else TritonGraph(graph.call_owning, device)
@@ -107,7 +100,7 @@ def compile_program(program: Program) -> CompiledGraph | TritonGraph:
     return TritonGraph(scope["run"], device)
 
 
-def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Kernel:
+def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> KernelLoader:
     """What gives functions of (stream, number of programs, *buffers, *sizes) that run `phase`.
 
     Called with True, for buffers that all begin at multiples of `values.ALIGNED` bytes, which is
@@ -139,36 +132,13 @@ def _loaded(kernel: TritonKernel, compiled: Any, device: int) -> Launch:
     if facts.target.backend == "cuda" and not any(getattr(facts, name, 0) for name in scratch):
         counts = len(formal.params), len(formal.sizes)
         shape = facts.num_warps * 32, facts.shared
-        return new_launch(compiled.function, *shape, *counts, device, compiled)
+        return new_kernel("libcuda.so.1", compiled.function, *shape, *counts, device, compiled)
 
     def launch(stream: int, programs: int, *args: Any) -> None:
         if programs > 0:
             compiled[programs, 1, 1](*args, stream=stream)
 
     return launch
-
-
-def new_launch(*kernel: Any, driver: str = "libcuda.so.1") -> Launch:
-    """A function of (stream, programs, *tensors, *sizes), in C: Triton's own takes 9 us a call.
-
-    `kernel` is what weft_new_kernel takes after the driver, without the offset.
-    """
-    function: Launch = _maker()(driver.encode(), *kernel[:-1], handle_offset(), kernel[-1])
-    return function
-
-
-@functools.cache
-def _maker() -> Callable[..., Any]:
-    make = open_library(build(Sources('#include "weft_launch.h"', {}))).weft_new_kernel
-    make.restype, objects = ctypes.py_object, [ctypes.py_object]
-    make.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_void_p,
-        *[ctypes.c_int] * 5,
-        ctypes.c_int64,
-        *objects,
-    ]
-    return make
 
 
 def _laid_out(

@@ -1,0 +1,49 @@
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+class LoadedProgram:
+    """A loaded library: `weft_run` as a function of its inputs, or of one list of them."""
+
+    def __init__(
+        self,
+        library: object,  # stays loaded for as long as it lives
+        run: int,  # addresses of weft_run, weft_load and weft_program
+        load: int,
+        description: int,
+        torch_library: str,
+        steps: Mapping[int, Callable[[list[Any], list[int]], tuple[Any, ...]]],
+        constants: tuple[torch.Tensor, ...],
+        kernels: tuple[Callable[[bool], Callable[..., None]], ...],
+        /,
+    ) -> None: ...
+    def __call__(self, *args: Any) -> list[Any]: ...
+
+class Kernel:
+    """A kernel of a GPU as a function of (stream, programs, *buffers, *sizes)."""
+
+    def __init__(
+        self,
+        driver: str,
+        function: int,
+        threads: int,
+        shared: int,
+        buffers: int,
+        sizes: int,
+        device: int,
+        owner: object,  # keeps `function` loaded
+        /,
+    ) -> None: ...
+    def __call__(self, stream: int, programs: int, *args: Any) -> None: ...
+
+def configure(
+    torch_cpu: str,
+    torch_python: str,
+    handle_offset: int,
+    classes: tuple[type, ...],
+    is_plain: Callable[[type], bool],
+    no_autocast: Callable[[], Any],
+    /,
+) -> None:
+    """Look up what every program needs; LookupError where torch lacks it."""
