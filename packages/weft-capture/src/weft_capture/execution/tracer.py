@@ -302,7 +302,7 @@ class Tracer:
         self, function: FunctionValue, args: list[Value], kwargs: Kwargs, stepped: bool = False
     ) -> Value:
         """Inline a call of a Python function; `stepped` for the CALL of a stepped frame."""
-        handler = table.CODE_RULES.get(function.code)
+        handler = table.code_handler(function.code)
         result = handler and handler(self, function, args, kwargs)
         if result is not None:
             return result

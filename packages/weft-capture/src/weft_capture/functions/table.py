@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import functools
 import importlib
 import inspect
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -20,20 +22,35 @@ from weft_capture.functions.graph_functions import hashes_silently, is_graph_fun
 from weft_capture.model.constant import NONE, SCALARS, fold, real_call
 from weft_capture.model.protocol import H, Handler, Kwargs, Raised, Tracer, Value
 
-RULES: dict[object, Handler] = {}
-"""callable -> handler(tx, *args, **kwargs); functions of late modules by name."""
 
-PURE: set[object] = set()
-"""Callables that are run while capturing when every argument is constant."""
+class Treatment(enum.Enum):
+    """What capture does with a call of a known callable."""
 
-CALLING: set[object] = set()
-"""Those of `PURE` that are traced where something is not constant, or is to be called."""
+    HANDLER = enum.auto()
+    """Call the row's handler: handler(tx, *args, **kwargs)."""
+    CODE = enum.auto()
+    """The same for functions of one code, which the program makes anew each time:
+    handler(tx, function, args, kwargs), which returns None where it does not apply."""
+    PURE = enum.auto()
+    """Run it while capturing; every argument must be constant."""
+    PURE_OR_TRACED = enum.auto()
+    """Run it while capturing, or trace its Python where an argument is not constant or called."""
+    GRAPH = enum.auto()
+    """Make it a node of the graph."""
 
-GRAPH: set[object] = set()
-"""Callables that become graph nodes, beyond those `is_graph_function` recognises."""
 
-CODE_RULES: dict[types.CodeType, Callable[..., Value | None]] = {}
-"""Code of functions that decorators make anew each time -> handler(tx, function, args, kwargs)."""
+@dataclass(frozen=True)
+class Row:
+    """One row of the table of callables."""
+
+    treatment: Treatment
+    handler: Handler | None = None
+
+
+ROWS: dict[object, Row] = {}
+"""Callable, or code -> row; functions of modules that are imported late by name."""
+
+_PURE, _GRAPH = Row(Treatment.PURE), Row(Treatment.GRAPH)
 
 _FAMILIES = (
     "functions.language.builtins",
@@ -80,10 +97,46 @@ def rule(*callables: object) -> Callable[[H], H]:
     """Make the decorated handler the rule of `callables`."""
 
     def add(handler: H) -> H:
-        RULES.update(dict.fromkeys(callables, handler))
+        ROWS.update(dict.fromkeys(callables, Row(Treatment.HANDLER, handler)))
         return handler
 
     return add
+
+
+def rule_of_each(*callables: object) -> Callable[[H], H]:
+    """Make the decorated handler, which gets the callable first, the rule of each of them."""
+
+    def add(handler: H) -> H:
+        for function in callables:
+            rule(function)(functools.partial(handler, function))
+        return handler
+
+    return add
+
+
+def code_rule(*codes: types.CodeType) -> Callable[[H], H]:
+    """Make the decorated handler the rule of functions of these codes."""
+
+    def add(handler: H) -> H:
+        ROWS.update(dict.fromkeys(codes, Row(Treatment.CODE, handler)))
+        return handler
+
+    return add
+
+
+def pure(*callables: object) -> None:
+    """Run these while capturing when every argument is constant."""
+    ROWS.update(dict.fromkeys(callables, _PURE))
+
+
+def pure_or_traced(*callables: object) -> None:
+    """Run these while capturing; trace them where an argument is not constant, or is called."""
+    ROWS.update(dict.fromkeys(callables, Row(Treatment.PURE_OR_TRACED)))
+
+
+def graph(*callables: object) -> None:
+    """Make these nodes of the graph, beyond those that `is_graph_function` recognises."""
+    ROWS.update(dict.fromkeys(callables, _GRAPH))
 
 
 def decline(code: str, what: str, *callables: object) -> None:
@@ -92,16 +145,6 @@ def decline(code: str, what: str, *callables: object) -> None:
     @rule(*callables)
     def refuse(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
         raise Break(code, what)
-
-
-def rule_of_each(*callables: object) -> Callable[[H], H]:
-    """Make the decorated handler, which gets the callable first, the rule of each of them."""
-
-    def add(handler: H) -> H:
-        RULES.update({one: functools.partial(handler, one) for one in callables})
-        return handler
-
-    return add
 
 
 @functools.cache
@@ -119,19 +162,31 @@ def load() -> None:
 _LIBRARIES = ("torch", "contextlib", "functools", "numpy", "weft_core", "weft_capture", "weft")
 
 
-def find(obj: object) -> Handler | None:
-    """Return the rule of a callable, or None."""
-    found = RULES.get(obj) if hashes_silently(obj) else None
+def find_row(obj: object) -> Row | None:
+    """Return the row of a callable, or None."""
+    found = ROWS.get(obj) if hashes_silently(obj) else None
     if found is None and isinstance(obj, types.FunctionType | type):
         original = obj.__dict__.get("_torchdynamo_orig_callable")
         if original is not None and (obj.__module__ or "").startswith("torch.optim"):
-            return _caller(original)
+            return Row(Treatment.HANDLER, _caller(original))
         if isinstance(obj, types.FunctionType):  # `functools.wraps` may have given it its name
             home = str(obj.__globals__.get("__name__")).partition(".")[0]
             if home not in _LIBRARIES:
                 return None
-        return RULES.get(f"{obj.__module__}.{obj.__qualname__}")
+        return ROWS.get(f"{obj.__module__}.{obj.__qualname__}")
     return found
+
+
+def find(obj: object) -> Handler | None:
+    """Return the handler of a callable, or None."""
+    row = find_row(obj)
+    return row.handler if row is not None else None
+
+
+def code_handler(code: types.CodeType) -> Handler | None:
+    """Return the handler of functions of a code, or None."""
+    row = ROWS.get(code)
+    return row.handler if row is not None else None
 
 
 @functools.cache
@@ -141,17 +196,26 @@ def _caller(original: Any) -> Handler:
 
 
 def is_leaf(function: object) -> bool:
-    """Say whether a Python function has a rule or is a graph node, and so must not be inlined."""
-    if find(function) is not None or is_graph_function(function):
-        return True
-    return hashes_silently(function) and function in GRAPH
+    """Say whether a Python function has a row or is a graph node, and so must not be inlined."""
+    return find_row(function) is not None or is_graph_function(function)
+
+
+def is_pure(obj: Any) -> bool:
+    """Say whether a callable is run while capturing when its arguments are constant."""
+    row = find_row(obj)
+    return row is not None and row.treatment in (Treatment.PURE, Treatment.PURE_OR_TRACED)
+
+
+def is_graph_row(obj: Any) -> bool:
+    """Say whether a callable was registered as a node of the graph."""
+    return find_row(obj) is _GRAPH
 
 
 def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     """Call a real callable that is not inlined.
 
-    In this order: its row; a method of its first argument; a node of the graph; running it now,
-    when it is pure and its arguments are constants.
+    In this order: its row; a method of its first argument; a node of the graph; a method of a
+    constant.
 
     Raises:
         Break: with code c-function, when nothing of that applies.
@@ -161,9 +225,28 @@ def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
 
 def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     obj = _first_loaded(obj)
-    handler = find(obj)
-    if handler is not None:
-        return apply(tx, handler, args, kwargs, obj)
+    row = find_row(obj)
+    if row is None:
+        result = _call_as_method(tx, obj, args, kwargs)
+        if result is not None:
+            return result
+        row = _GRAPH if is_graph_function(obj) else _PURE if _is_constants_method(obj) else None
+    if row is None:
+        raise Break("c-function", _name(obj))
+    if row.handler is not None:
+        return apply(tx, row.handler, args, kwargs, obj)
+    if row.treatment is Treatment.GRAPH:
+        return tx.graph.emit("call_function", obj, args, kwargs)
+    if row.treatment is Treatment.PURE:
+        return fold(tx, obj, args, kwargs)
+    with contextlib.suppress(Break):
+        if not any(map(_is_callback, (*args, *kwargs.values()))):
+            return fold(tx, obj, args, kwargs)
+    return tx.trace_body(obj, args, kwargs)
+
+
+def _call_as_method(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value | None:
+    """Call what is a method of its first argument or of a class; None for what is neither."""
     name = getattr(obj, "__name__", "")
     if type(obj) is types.MethodWrapperType and name == "__get__" and len(args) == 1:
         described: Any = obj.__self__
@@ -176,16 +259,7 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
         for_class = _rule_for_class(obj.__self__, name)
         if for_class is not None:
             return apply(tx, for_class, [tx.const_object(obj.__self__), *args], kwargs)
-    if is_leaf(obj):
-        return tx.graph.emit("call_function", obj, args, kwargs)
-    if is_pure(obj):
-        if obj not in CALLING:
-            return fold(tx, obj, args, kwargs)
-        with contextlib.suppress(Break):
-            if not any(map(_is_callback, (*args, *kwargs.values()))):
-                return fold(tx, obj, args, kwargs)
-        return tx.trace_body(obj, args, kwargs)
-    raise Break("c-function", _name(obj))
+    return None
 
 
 def _rule_for_class(cls: type, name: str) -> Handler | None:
@@ -268,11 +342,8 @@ def _owner(obj: Any) -> type:
     return owner
 
 
-def is_pure(obj: Any) -> bool:
-    """Say whether a callable is run while capturing when its arguments are constant."""
-    if hashes_silently(obj) and obj in PURE:
-        return True
-    # A method of a constant, such as ", ".join, reached as a bound builtin.
+def _is_constants_method(obj: Any) -> bool:
+    """Say whether this is a method of a constant, such as ", ".join, as a bound builtin."""
     return isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType) and isinstance(
         obj.__self__, (str, bytes, int, float, frozenset, tuple, range, slice)
     )

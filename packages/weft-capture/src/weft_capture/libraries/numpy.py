@@ -23,7 +23,7 @@ from weft_core.tensor_versions import version_of
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
-from weft_capture.functions.table import PURE, RULES, rule
+from weft_capture.functions.table import pure, rule
 from weft_capture.functions.wrap import EXACT, wrap
 from weft_capture.model.constant import (
     CONSTANT_TYPES,
@@ -456,10 +456,10 @@ if np is not None:
     for _dtype in map(np.dtype, "?bhilqBHILQefdDFUS"):
         CONSTANT_TYPES.update((type(_dtype), _dtype.type))
         VARYING_TYPES.update(() if _dtype.kind == "b" else (_dtype.type,))
-        PURE.add(_dtype.type)
+        pure(_dtype.type)
     CONSTANT_TYPES.discard(np.complex64)  # torch drops its imaginary part
     for _maker in (torch.tensor, torch.as_tensor):
-        RULES[_maker] = functools.partial(_tensor_of, _maker)
+        rule(_maker)(functools.partial(_tensor_of, _maker))
     rule(torch.asarray)(lambda tx, obj, **kwargs: _tensor_of(torch.asarray, tx, obj, **kwargs))
     for _path in _FUNCTIONS.split():
-        RULES[operator.attrgetter(_path)(np)] = functools.partial(_named, _path)
+        rule(operator.attrgetter(_path)(np))(functools.partial(_named, _path))

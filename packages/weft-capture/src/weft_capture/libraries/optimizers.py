@@ -16,7 +16,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from weft_capture.breaks import Break
-from weft_capture.functions.table import CODE_RULES, PURE, rule, rule_of_each
+from weft_capture.functions.table import code_rule, pure, rule, rule_of_each
 from weft_capture.model.constant import NONE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.model.dicts import DictValue
@@ -26,7 +26,7 @@ from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.known_numbers import before_graph
 from weft_capture.tensors.tensor import TensorValue
 
-PURE.update((torch._C._get_privateuse1_backend_name, torch.cuda.is_current_stream_capturing))
+pure(torch._C._get_privateuse1_backend_name, torch.cuda.is_current_stream_capturing)
 
 
 def _free(function: FunctionValue, name: str) -> Value:
@@ -63,8 +63,8 @@ def _undisabled(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: 
     return inner.tp_call(tx, args, kwargs)
 
 
-CODE_RULES[_inner_code(optimizer._use_grad_for_differentiable, "_use_grad")] = _use_grad
-CODE_RULES[_inner_code(torch._compile._disable_dynamo, "inner")] = _undisabled
+code_rule(_inner_code(optimizer._use_grad_for_differentiable, "_use_grad"))(_use_grad)
+code_rule(_inner_code(torch._compile._disable_dynamo, "inner"))(_undisabled)
 
 
 @rule(optimizer._get_value)

@@ -12,7 +12,7 @@ from weft_core.arguments import checked, name_of
 
 from weft_capture import frame
 from weft_capture.breaks import Break
-from weft_capture.functions.table import CODE_RULES, GRAPH, decline, rule
+from weft_capture.functions.table import code_rule, decline, graph, rule
 from weft_capture.model.constant import NONE, TRUE, fold
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
@@ -51,7 +51,7 @@ def _inline(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwar
     return function.tp_getattro(tx, "__wrapped__").tp_call(tx, args, kwargs)
 
 
-CODE_RULES[next(filter(inspect.iscode, driven.__code__.co_consts))] = _inline
+code_rule(next(filter(inspect.iscode, driven.__code__.co_consts)))(_inline)
 
 
 @rule("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")
@@ -93,7 +93,7 @@ def disable(function: Callable[..., Any] | None = None, *, recursive: bool = Tru
 @checked
 def allow_in_graph(function: F) -> F:
     """Make calls of a function operations of the graph, without inlining it."""
-    GRAPH.add(function)
+    graph(function)
     return function
 
 

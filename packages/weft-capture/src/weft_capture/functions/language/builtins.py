@@ -18,7 +18,7 @@ from weft_capture.functions.classes import SuperValue
 from weft_capture.functions.generators import CALLS, AsyncStep, GeneratorValue
 from weft_capture.functions.language.identity import identical
 from weft_capture.functions.language.type_checks import converted
-from weft_capture.functions.table import PURE, rule, rule_of_each
+from weft_capture.functions.table import pure, rule, rule_of_each
 from weft_capture.model.attributes import lookup
 from weft_capture.model.constant import (
     FALSE,
@@ -55,8 +55,7 @@ from weft_capture.tensors.runtime_values import TextValue
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
-PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
-PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
+pure(bin, chr, hex, oct, ord, bytes, complex, float.fromhex, int.from_bytes, str.maketrans)
 
 
 # Size, truth and identity.

@@ -16,7 +16,7 @@ from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
 from weft_capture.effects.rehearsals import watched
-from weft_capture.functions.table import CODE_RULES, PURE, rule, rule_of_each
+from weft_capture.functions.table import code_rule, pure, rule, rule_of_each
 from weft_capture.model.constant import FALSE, TRUE, fold
 from weft_capture.model.contexts import (
     AttentionContext,
@@ -90,7 +90,7 @@ def _recreate(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) ->
     return make.tp_call(tx, given, tx.keyword_arguments(manager.tp_getattro(tx, "kwds")))
 
 
-CODE_RULES[vars(contextlib._GeneratorContextManagerBase)["_recreate_cm"].__code__] = _recreate
+code_rule(vars(contextlib._GeneratorContextManagerBase)["_recreate_cm"].__code__)(_recreate)
 _REGIONS = itertools.count(1)
 _CHECKPOINT_OPTIONS = (
     "use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop",
@@ -142,10 +142,10 @@ class _CheckpointReads:
 
 
 # Answered from the real state: capture keeps it equal to the program's, and guards it.
-PURE.update((torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled))
-PURE.update((torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled))
-PURE.update((torch.get_autocast_gpu_dtype, torch.get_autocast_cpu_dtype))
-PURE.add(torch.are_deterministic_algorithms_enabled)
+pure(torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled)
+pure(torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled)
+pure(torch.get_autocast_gpu_dtype, torch.get_autocast_cpu_dtype)
+pure(torch.are_deterministic_algorithms_enabled)
 
 
 @rule_of_each(torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_num_threads)

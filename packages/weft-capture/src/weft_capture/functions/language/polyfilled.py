@@ -23,7 +23,7 @@ from weft_core.inlinable import inlinable
 from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.functions.generators import TEE, GeneratorValue
-from weft_capture.functions.table import RULES, rule
+from weft_capture.functions.table import find, rule
 from weft_capture.model.attributes import lookup
 from weft_capture.model.constant import constant, real_call
 from weft_capture.model.functions import FunctionValue
@@ -108,7 +108,7 @@ def polyfill(original: Any, version: Any) -> None:
             result.stands_in = True
         return result
 
-    RULES[original] = run
+    rule(original)(run)
 
 
 for _function in vars(polyfills).values():
@@ -172,7 +172,7 @@ for _module in (heapq, bisect, operator, functools, collections):
     for _name in _GETTERS.get(_module, ()):
         _getter(getattr(_module, _name), _versions[_name])
 
-_hint: Any = RULES[operator.length_hint]
+_hint: Any = find(operator.length_hint)
 
 
 @rule(operator.length_hint)

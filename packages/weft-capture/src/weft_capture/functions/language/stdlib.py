@@ -38,7 +38,7 @@ from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.effects.native_objects import FACTORIES, CallLog, ReplayedValue
 from weft_capture.functions.generators import ASYNC, GeneratorValue
-from weft_capture.functions.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
+from weft_capture.functions.table import code_rule, pure, pure_or_traced, rule, rule_of_each
 from weft_capture.functions.wrap import EXACT
 from weft_capture.model import attributes
 from weft_capture.model.constant import (
@@ -66,11 +66,10 @@ from weft_capture.tensors.tensor import SymValue, TensorValue
 
 _ZERO = Constant(0)
 
-PURE.update(f for f in vars(math).values() if callable(f))
-PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split))
-PURE.update((os.path.join, polyfills.matches, vars(re)["_compile"]))
-PURE.update((importlib.metadata.version, importlib.util.find_spec))
-PURE.update((operator.index, sys.intern, os.fspath))
+pure(re.compile, re.match, re.search, re.fullmatch, re.findall, re.split)
+pure(os.path.join, polyfills.matches, vars(re)["_compile"])
+pure(importlib.metadata.version, importlib.util.find_spec)
+pure(operator.index, sys.intern, os.fspath)
 
 
 @rule(traceback.clear_frames)
@@ -140,7 +139,7 @@ def _dispatch(
     return tx.wrap(function.obj(cls), CallSource(operator.call, (owner, ConstSource(cls))))
 
 
-CODE_RULES[functools.singledispatch(len).dispatch.__code__] = _dispatch
+code_rule(functools.singledispatch(len).dispatch.__code__)(_dispatch)
 
 
 # re
@@ -243,14 +242,13 @@ _MADE = (
 )
 CONSTANT_TYPES.update((*_MADE, re.Pattern, re.Match))
 VARYING_TYPES.update(_MADE)
-PURE.update((*_MADE, decimal.Decimal, ast.literal_eval))
+pure(*_MADE, decimal.Decimal, ast.literal_eval)
 for _kind in (datetime.date, datetime.datetime):
-    PURE.update((_kind.fromisoformat, _kind.fromordinal, datetime.datetime.strptime))
+    pure(_kind.fromisoformat, _kind.fromordinal, datetime.datetime.strptime)
 for _name in ("binascii", "_string", "_json"):
-    PURE.update(filter(inspect.isbuiltin, vars(importlib.import_module(_name)).values()))
-PURE.update((struct.pack, struct.unpack, struct.unpack_from, struct.iter_unpack, struct.calcsize))
-CALLING.update((json.dumps, json.loads, re.sub, pprint.pformat, typing.get_origin))
-PURE.update(CALLING)
+    pure(*filter(inspect.isbuiltin, vars(importlib.import_module(_name)).values()))
+pure(struct.pack, struct.unpack, struct.unpack_from, struct.iter_unpack, struct.calcsize)
+pure_or_traced(json.dumps, json.loads, re.sub, pprint.pformat, typing.get_origin)
 
 
 @rule_of_each(*FACTORIES)

@@ -12,7 +12,7 @@ from weft_guards.sources import CallSource
 
 from weft_capture.breaks import Break
 from weft_capture.effects.runtime_asserts import emit_check
-from weft_capture.functions.table import PURE, decline, rule, rule_of_each
+from weft_capture.functions.table import decline, pure, rule, rule_of_each
 from weft_capture.libraries.numpy import ArrayValue
 from weft_capture.model.constant import FALSE, NONE, TRUE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
@@ -26,9 +26,9 @@ _VALUES = (torch.equal, torch.allclose, torch.is_nonzero)
 # Functionalisation takes these for copies, too.
 _UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_with_sizes)
 
-PURE.update((torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast))
-PURE.update((torch.get_default_dtype, torch.result_type, torch.broadcast_shapes))
-PURE.update((torch.backends.cuda.is_built, torch.cuda.is_available))
+pure(torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast)
+pure(torch.get_default_dtype, torch.result_type, torch.broadcast_shapes)
+pure(torch.backends.cuda.is_built, torch.cuda.is_available)
 
 
 @rule(torch.nn.modules.activation._is_make_fx_tracing)

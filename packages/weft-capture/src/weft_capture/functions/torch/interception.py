@@ -365,8 +365,8 @@ def _may_tell_handlers(function: Any) -> bool:
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
     answers = getattr(table.find(function), "__qualname__", "").startswith("_always.")
     asks = "torchfunction" in name.replace("_", "").lower() or name.endswith("function_stack_at")
-    quiet = answers or asks or function in table.PURE
-    return function in table.GRAPH or (name.startswith("torch.") and not quiet)
+    quiet = answers or asks or table.is_pure(function)
+    return table.is_graph_row(function) or (name.startswith("torch.") and not quiet)
 
 
 def _tells_handlers(function: Any) -> bool:

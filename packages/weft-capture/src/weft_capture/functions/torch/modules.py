@@ -7,7 +7,7 @@ import inspect
 import torch
 from weft_core import torch_compiler_shim
 
-from weft_capture.functions.table import CODE_RULES, rule
+from weft_capture.functions.table import code_rule, rule
 from weft_capture.model import attributes
 from weft_capture.model.objects import ModuleValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
@@ -28,7 +28,7 @@ def _module_getattr(tx: Tracer, function: Value, args: list[Value], kwargs: Kwar
     return found
 
 
-CODE_RULES[torch.nn.Module.__getattr__.__code__] = _module_getattr
+code_rule(torch.nn.Module.__getattr__.__code__)(_module_getattr)
 
 
 @rule(_SETATTR)

@@ -9,7 +9,7 @@ from torch import overrides
 from torch.utils._device import DeviceContext
 
 from weft_capture.breaks import Break
-from weft_capture.functions.table import CODE_RULES, rule
+from weft_capture.functions.table import code_rule, rule
 from weft_capture.functions.torch.interception import on_device, retyped
 from weft_capture.model.constant import FALSE, NONE, constant
 from weft_capture.model.contexts import NullContext
@@ -139,4 +139,4 @@ def _handle_on_device(
     return func.tp_call(tx, given.unpack(tx), words)
 
 
-CODE_RULES[DeviceContext.__torch_function__.__code__] = _handle_on_device
+code_rule(DeviceContext.__torch_function__.__code__)(_handle_on_device)

@@ -21,7 +21,7 @@ import torch
 from weft_guards.sources import CallSource, ConstSource, Source
 
 from weft_capture.breaks import Break
-from weft_capture.functions.table import RULES, decline, rule, rule_of_each
+from weft_capture.functions.table import decline, rule, rule_of_each
 from weft_capture.model.constant import NONE, constant
 from weft_capture.model.containers import ListValue
 from weft_capture.model.protocol import Tracer, Value, method, method_of_each
@@ -108,7 +108,7 @@ if np is not None:
         return _draw(tx, owner, name, args, kwargs, np.random.RandomState)
 
     for _name in _NUMBERS.split():
-        RULES[getattr(np.random.RandomState, _name)] = functools.partial(_draw_number, _name)
+        rule(getattr(np.random.RandomState, _name))(functools.partial(_draw_number, _name))
 
     @rule(np.random.seed)
     def _seed_numpy(tx: Tracer, seed: Value = NONE) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from weft_capture.breaks import Break
-from weft_capture.functions.table import GRAPH
+from weft_capture.functions.table import graph
 from weft_capture.libraries.numpy import ArrayValue
 from weft_capture.model.constant import FALSE, NONE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
@@ -25,8 +25,8 @@ from weft_capture.tensors.tensor import SymValue, TensorValue, tensor_attribute
 
 Dim = Value | None
 _COUNTERS = ("torch.optim.asgd",)  # modules in which a number of the state decides a branch
-GRAPH.update((torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not))
-GRAPH.add(torch.nested.to_padded_tensor)
+graph(torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not)
+graph(torch.nested.to_padded_tensor)
 
 
 @tensor_attribute("shape")

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft_core.inlinable import inlinable
 
 from weft_capture.breaks import Break
-from weft_capture.functions.table import GRAPH, decline, rule
+from weft_capture.functions.table import decline, graph, rule
 from weft_capture.model.constant import FALSE, NONE, TRUE, constant
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.protocol import Tracer, Value
@@ -138,7 +138,7 @@ def _autograd_grad(
 
 # ---- forward mode
 
-GRAPH.add(forward_ad.make_dual)
+graph(forward_ad.make_dual)
 
 
 @rule(forward_ad.unpack_dual)
