@@ -18,6 +18,7 @@ import torch
 import weft_capture
 from test_capture_language import eager_backend
 from torch import nn
+from weft_guards import CacheRules
 from weft_guards.config import settings
 
 
@@ -167,7 +168,7 @@ def test_after_the_limit_entries_still_serve_and_one_warning_lists_guards():
         return run
 
     with settings.patch(recompile_limit=2):
-        compiled = weft_capture.capture(branches, backend, dynamic=False)
+        compiled = weft_capture.capture(branches, backend, rules=CacheRules(dynamic=False))
         compiled(torch.ones(2), True)
         compiled(torch.ones(3), True)
         with pytest.warns(UserWarning, match=r"weft\.mark_dynamic\(x, 0\)"):

@@ -10,6 +10,9 @@ import pytest
 import torch
 import weft_capture
 from test_capture_language import eager_backend, same
+from weft_guards import CacheRules
+
+DYNAMIC = CacheRules(dynamic=True)
 
 
 def optimise(function, **options):
@@ -49,7 +52,7 @@ def scaled(x, n):
     ],
 )
 def test_sizes_take_few_graphs(function, dynamic, sizes, graphs):
-    optimised, state = optimise(function, dynamic=dynamic)
+    optimised, state = optimise(function, rules=CacheRules(dynamic))
     agree(function, optimised, *((torch.randn(size),) for size in sizes))
     assert len(state.graphs) == graphs
 
@@ -238,7 +241,7 @@ def test_numbers_that_change_compile_twice(case, dtype):
 def test_with_dynamic_true_attributes_are_constants_until_they_change():
     schedule.count = 3
     compiled = weft_capture.capture(
-        lambda x: x.reshape(schedule.count, -1), lambda graph, inputs: graph.forward, dynamic=True
+        lambda x: x.reshape(schedule.count, -1), lambda graph, inputs: graph.forward, rules=DYNAMIC
     )
     assert compiled(torch.ones(6)).shape == (3, 2)
     (graph,) = compiled._weft_capture.graphs
@@ -270,7 +273,7 @@ def test_equal_sizes_share_a_symbol_until_a_call_where_they_differ():
     def scaled(x, y):
         return (x * 2).sum(-1) + y.mean(-1) * x.shape[1] - y.shape[0]
 
-    optimised = weft_capture.capture(scaled, lambda graph, _: graph.forward, dynamic=True)
+    optimised = weft_capture.capture(scaled, lambda graph, _: graph.forward, rules=DYNAMIC)
     for rows, left, right, expected in (
         (4, 5, 5, 1),
         (6, 7, 7, 1),
@@ -351,7 +354,7 @@ def test_ints_have_is_integer_from_312_on():
         found = hasattr(x.shape[0], "is_integer")
         return x + (x.shape[0].is_integer() if found else 5)
 
-    optimised, _ = optimise(function, dynamic=True)
+    optimised, _ = optimise(function, rules=DYNAMIC)
     agree(function, optimised, (torch.ones(3),), (torch.ones(4),))
 
 

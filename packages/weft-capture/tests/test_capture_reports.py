@@ -14,6 +14,7 @@ from test_capture_language import X, eager_backend, same
 from weft_capture import capture, graph_break, report, reset
 from weft_core.errors import Unsupported
 from weft_core.events import counters
+from weft_guards import CacheRules
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def frame_of(name):
 
 
 def test_report_lists_graphs_ops_breaks_guards_and_hits():
-    optimised = capture(function, eager_backend, dynamic=False)
+    optimised = capture(function, eager_backend, rules=CacheRules(dynamic=False))
     for _ in range(3):
         optimised(X, 2.0)
     optimised(X.double(), 2.0)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import weft_capture
 from weft_capture import graph_break
+from weft_guards import CacheRules
 
 # A frame that ends up running eagerly says so; here only its result counts.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -382,7 +383,7 @@ def test_cached_functions_count_as_in_eager(dynamic):
             raise KeyError
         return x + counted(1) + counted(1, by=2) + counted(1) + counted(3)
 
-    compiled = weft_capture.capture(f, lambda graph, _: graph, dynamic=dynamic)
+    compiled = weft_capture.capture(f, lambda graph, _: graph, rules=CacheRules(dynamic))
     found = []
     for function in (f, compiled):
         counted.cache_clear()

@@ -10,7 +10,7 @@ import torch
 from codegen_check import with_lines
 from torch import fx
 from weft_codegen import compile_graph
-from weft_codegen.config import settings
+from weft_codegen.config import Options, settings
 from weft_core import events
 from weft_core.errors import InvalidOption
 
@@ -41,12 +41,12 @@ def test_the_interpreter_can_stand_in_for_the_compiler():
 
 def test_an_unknown_option_names_the_nearest():
     with pytest.raises(InvalidOption, match="epilogue_fusion"):
-        compile_graph(GRAPH, [X], options={"epilog_fusion": True})
+        Options.parse({"epilog_fusion": True})
 
 
 def test_options_turn_fusion_off():
     events.counters.clear()
-    compile_graph(GRAPH, [X], options={"epilogue_fusion": False, "triton.cudagraphs": False})
+    compile_graph(GRAPH, [X], options=Options(epilogue_fusion=False))
     assert events.counters["codegen"]["launches"] > 1
 
 

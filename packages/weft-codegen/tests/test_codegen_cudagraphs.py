@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from weft_codegen.compile import compile_graph
+from weft_codegen.config import Options
 from weft_codegen.cudagraphs import CudaGraphPool, CudaGraphRunner
 from weft_core.events import counters
 
@@ -85,6 +86,7 @@ def test_what_cannot_be_replayed_runs_as_usual_and_says_why() -> None:
     with memory.lock:
         assert torch.equal(graph(x)[0], x + 1)
     traced = make_fx(lambda x: [x * 2])(x)
-    assert torch.equal(compile_graph(traced, [x], options={"triton.cudagraphs": True})(x)[0], x * 2)
+    run = compile_graph(traced, [x], options=Options(triton_cudagraphs=True))
+    assert torch.equal(run(x)[0], x * 2)
     once = ("recording-failed", "recorded-too-often", "not-on-a-gpu", "threads")
     assert counters[GROUP] == dict.fromkeys(once, 1) | {"first-call": 2, "another-stream": 2}

@@ -10,11 +10,12 @@ import weft_codegen
 from codegen_check import dynamic_trace, trace
 from torch import nn
 from weft_codegen.compile import compile_graph
+from weft_codegen.config import Options
 from weft_codegen.freezing import Frozen
 from weft_core import events
 from weft_core.errors import BackendCompilerError
 
-FREEZING = {"freezing": True}
+FREEZING = Options(freezing=True)
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 

@@ -41,7 +41,7 @@ def lowered(monkeypatch):
     return seen
 
 
-def run(function=layer, inputs=(X, W), options=None):
+def run(function=layer, inputs=(X, W), options=Options()):
     compiled = compile_graph(trace(function, inputs), list(inputs), options=options)
     torch.testing.assert_close(compiled(*inputs)[0], function(*inputs))
     return compiled
@@ -93,13 +93,13 @@ def test_mutation_and_failing_operators_survive(lowered):
 
 
 DIFFERENT = {
-    "shape": (layer, (torch.randn(9, 64), W), None),
-    "strides": (layer, (torch.randn(64, 64).t(), W), None),
-    "dtype": (layer, (X.double(), W.double()), None),
-    "number": (lambda x, w: torch.softmax(torch.relu(x @ w) * 2.5, 1), (X, W), None),
-    "operator": (lambda x, w: torch.softmax(torch.tanh(x @ w) * 2, 1), (X, W), None),
-    "argument": (lambda x, w: torch.softmax(torch.relu(w @ w) * 2, 1), (X, W), None),
-    "options": (layer, (X, W), {"epilogue_fusion": False}),
+    "shape": (layer, (torch.randn(9, 64), W)),
+    "strides": (layer, (torch.randn(64, 64).t(), W)),
+    "dtype": (layer, (X.double(), W.double())),
+    "number": (lambda x, w: torch.softmax(torch.relu(x @ w) * 2.5, 1), (X, W)),
+    "operator": (lambda x, w: torch.softmax(torch.tanh(x @ w) * 2, 1), (X, W)),
+    "argument": (lambda x, w: torch.softmax(torch.relu(w @ w) * 2, 1), (X, W)),
+    "options": (layer, (X, W), Options(epilogue_fusion=False)),
 }
 
 

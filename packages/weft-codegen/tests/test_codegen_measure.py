@@ -7,7 +7,7 @@ import torch
 from codegen_check import trace
 from torch import fx
 from weft_codegen.compile import compile_graph
-from weft_codegen.config import settings
+from weft_codegen.config import Options, settings
 from weft_codegen.measure import Trial
 
 X = torch.randn(8, 8)
@@ -69,7 +69,7 @@ def test_eager_failing_keeps_the_compiled_graph():
 
 
 def compiled_graph(fn, *args, **options):
-    return compile_graph(trace(fn, args), args, options=options)
+    return compile_graph(trace(fn, args), args, options=Options(**options))
 
 
 def test_results_are_right_during_and_after_the_trial():

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from codegen_check import program_of, with_lines
-from weft_codegen import compile_graph
+from weft_codegen import Options, compile_graph
 from weft_codegen.compile import make_program
 from weft_codegen.diagram import svg_of
 from weft_core.events import set_logs
@@ -65,7 +65,7 @@ def test_fusion_log_says_why_not(logs):
 
 def test_trace_writes_every_stage(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_DUMP", str(tmp_path))
-    run = compile_graph(with_lines(block), [X, W], options={"trace.graph_diagram": True})
+    run = compile_graph(with_lines(block), [X, W], options=Options(trace_graph_diagram=True))
     names = sorted(path.name for path in tmp_path.iterdir())
     stages = "graph.py loops.txt program.txt diagram.svg kernels.c host.c build.sh".split()
     assert names == [f"{k:03}-codegen.{stage}" for k, stage in enumerate(stages)]

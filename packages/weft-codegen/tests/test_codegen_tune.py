@@ -93,7 +93,7 @@ def test_a_measured_graph_is_right(monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
     a, b = torch.randn(16, 96), torch.randn(96, 64)
     graph = trace(lambda a, b: (a @ b).relu() + 1, (a, b))
-    (result,) = compile_graph(graph, (a, b), options={"max_autotune": True})(a, b)
+    (result,) = compile_graph(graph, (a, b), options=Options(max_autotune=True))(a, b)
     assert_close(result, (a @ b).relu() + 1, atol=1e-4, rtol=1e-4)
     assert any((tmp_path / "tuned").iterdir())
 

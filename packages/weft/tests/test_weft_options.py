@@ -3,6 +3,7 @@
 from dataclasses import fields
 
 import pytest
+import torch
 import weft
 from weft import options
 from weft_codegen.config import Options
@@ -10,7 +11,8 @@ from weft_codegen.config import Options
 
 def test_every_mode_sets_known_options():
     for mode, chosen in weft.list_mode_options().items():
-        assert options.resolve(None, chosen) == weft.list_mode_options(mode)
+        parsed, guard_filter = options.parse_options(mode, None)
+        assert (parsed.as_dict(), guard_filter) == (chosen, None)
 
 
 def test_options_have_defaults_and_words():
@@ -29,7 +31,7 @@ def test_options_have_defaults_and_words():
 )
 def test_wrong_names_and_values(mode, chosen, message):
     with pytest.raises(weft.InvalidOption, match=message):
-        options.resolve(mode, chosen)
+        options.parse_options(mode, chosen)
 
 
 def test_codegen_knows_the_same_options_with_the_same_defaults():
@@ -39,4 +41,17 @@ def test_codegen_knows_the_same_options_with_the_same_defaults():
 
 
 def test_dashes_are_underscores():
-    assert options.resolve(None, {"max-autotune": True}) == {"max_autotune": True}
+    assert options.parse_options(None, {"max-autotune": True}) == (Options(max_autotune=True), None)
+
+
+def test_a_backend_of_the_users_gets_options_by_their_names():
+    seen = []
+
+    def backend(gm, inputs, **keywords):
+        seen.append(keywords)
+        return gm.forward
+
+    chosen = {"triton.cudagraphs": True, "epilogue_fusion": True}  # the second is the default
+    weft.compile(lambda x: x + 1, backend=backend, options=chosen)(torch.ones(2))
+    weft.compile(lambda x: x + 2, backend=backend)(torch.ones(2))
+    assert seen == [{"options": {"triton.cudagraphs": True}}, {}]

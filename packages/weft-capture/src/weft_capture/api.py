@@ -25,14 +25,14 @@ from weft_core.arguments import checked
 from weft_core.collector import collector_paused
 from weft_core.errors import CompilerUnavailable, WeftError
 from weft_core.events import counters, notified, span, uncompiled
-from weft_guards import CacheRules, CodeCache, ShapesSpec, arg_names_of, compile_check
+from weft_guards import CacheRules, CodeCache, arg_names_of, compile_check
 from weft_guards.filters import apply_filter
 from weft_guards.sources import LocalSource
 
 from weft_capture import config, frame
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
-from weft_capture.convert import Backend, Converted, Task, convert, restore
+from weft_capture.convert import Backend, CaptureRequest, Converted, Task, convert, restore
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.policy import selection, stance
 from weft_capture.policy.capture_cache import CaptureCache
@@ -76,28 +76,10 @@ class Capture:
 
     Equal requests for one code object share it. It then lives as long as that code, to which
     nothing here may refer strongly.
-
-    Args:
-        backend: (graph module, example inputs) -> callable.
-        fullgraph: a graph break is an error.
-        rules: what its caches are to do.
-        first_backend: compiles the first call under the stance `aot_eager_then_compile`.
-        marks_modules: mark the calls of modules in graphs (see `region_marks`).
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        fullgraph: bool,
-        rules: CacheRules,
-        first_backend: Backend | None = None,
-        marks_modules: bool = False,
-    ) -> None:
-        self.backend = backend
-        self.marks_modules = marks_modules
-        self.first_backend = first_backend
-        self.fullgraph = fullgraph
-        self.rules = rules
+    def __init__(self, request: CaptureRequest) -> None:
+        self.request = request
         self.caches: _ByCode[CodeCache] = WeakIdKeyDictionary()
         self._codes: _ByCode[None] = WeakIdKeyDictionary()  # those that the hook knows
         self.users = 1  # how often it was asked for
@@ -141,7 +123,7 @@ class Capture:
                 return None
             if not stance.may_compile(code.co_qualname, lambda: cache.reasons(function, flat_args)):
                 return None
-            if not cache.may_compile(function, flat_args, strict=self.fullgraph):
+            if not cache.may_compile(function, flat_args, strict=self.request.fullgraph):
                 # The cache has warned about it, with the failing guards.
                 self.log(code).lost = lost_record(code, "recompile-limit", cache.skip_reason or "")
                 return None
@@ -182,15 +164,17 @@ class Capture:
         chosen = self if now.backend is None else self._for_backend(now.backend)
         if now.name in ("eager_then_compile", "aot_eager_then_compile") and not self.caches:
             self._observe(function, args, kwargs)
-            if now.name == "eager_then_compile" or self.first_backend is None:
+            first = self.request.first_backend
+            if now.name == "eager_then_compile" or first is None:
                 return function(*args, **kwargs)
-            chosen = self._for_backend(self.first_backend)
+            chosen = self._for_backend(first)
         return frame.run(chosen, function, *args, **kwargs)
 
     def _for_backend(self, backend: Backend) -> Capture:
         with _lock:
             if backend not in self._others:
-                self._others[backend] = Capture(backend, self.fullgraph, self.rules)
+                request = CaptureRequest(backend, self.request.fullgraph, self.request.rules)
+                self._others[backend] = Capture(request)
             return self._others[backend]
 
     def _observe(
@@ -215,7 +199,7 @@ class Capture:
         if cache is None:
             # One call of a loop with a break enters a piece of it once an iteration.
             patience = 4 if is_resume(code) else 1
-            cache = self.caches[code] = CodeCache(code, self.rules, patience)
+            cache = self.caches[code] = CodeCache(code, self.request.rules, patience)
             self._codes[code] = None
             cache.users = self.users
             if code in self.logs:
@@ -229,8 +213,7 @@ class Capture:
         try:
             kept = self._kept_for(function)
             restored = kept and restore(kept, function, flat_args, self._record_graph)
-            record, modules = self._record_graph, self.marks_modules
-            task = Task(function, flat_args, record, cache.policy, self.fullgraph, modules)
+            task = Task(function, flat_args, self.request, self._record_graph, cache.policy)
             converted = restored or convert(task)
             return self._install(cache, function, flat_args, converted)
         except WeftError:
@@ -238,7 +221,7 @@ class Capture:
         except RecursionError:
             return None  # the program has used up the stack; another call may leave room
         except Exception as error:
-            if self.fullgraph or config.settings.raise_internal_errors:
+            if self.request.fullgraph or config.settings.raise_internal_errors:
                 raise
             cache.skip_reason = f"internal error: {error}"
             frame.skip(code)
@@ -249,17 +232,17 @@ class Capture:
 
     def _kept_for(self, function: types.FunctionType) -> CaptureCache | None:
         """Return what is kept for a function's code; None where nothing is to be."""
-        code = function.__code__
-        if self.rules.guard_filter or not config.settings.caching_precompile:
+        code, rules = function.__code__, self.request.rules
+        if rules.guard_filter or not config.settings.caching_precompile:
             return None
         if code not in self._kept:
             with suppress(ValueError, CompilerUnavailable):  # code without a digest; no folder
-                self._kept[code] = CaptureCache(function, self.fullgraph, self.rules.dynamic)
+                self._kept[code] = CaptureCache(function, self.request.fullgraph, rules.dynamic)
         return self._kept.get(code)
 
     def _record_graph(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         self._graphs = [ref for ref in self._graphs if ref() is not None] + [weakref.ref(graph)]
-        return self.backend(graph, inputs)
+        return self.request.backend(graph, inputs)
 
     @property
     def graphs(self) -> list[GraphModule]:
@@ -335,31 +318,22 @@ def capture(
     backend: Backend,
     *,
     fullgraph: bool = False,
+    rules: CacheRules = CacheRules(),
     first_backend: Backend | None = None,
     marks_modules: bool = False,
-    shapes_spec: Any = None,
     share: object = None,
-    **rules: Any,
 ) -> Callable[..., Any]:
     """Return `function` with its graphs compiled by `backend`.
 
     Args:
         function: a function, method or callable object.
-        backend: (fx.GraphModule, list of example inputs) -> callable on the inputs.
-        fullgraph: raise Unsupported at a graph break instead of splitting the graph.
-        first_backend, marks_modules: see `Capture`.
-        shapes_spec: which sizes and ints of its arguments vary, as `weft_guards.ShapesSpec` has it.
+        backend, fullgraph, rules, first_backend, marks_modules: see `CaptureRequest`.
         share: calls for one code object with equal ones share what is compiled; None: with no call.
-        rules: `dynamic`, `recompile_limit`, ... as `weft_guards.CacheRules` has them.
     """
-    if shapes_spec is not None:
-        rules["shapes"] = ShapesSpec(shapes_spec, function)
+    request = CaptureRequest(backend, fullgraph, rules, first_backend, marks_modules)
     named = selection.framed(function)
     function = in_pieces(named)
-    make = functools.partial(
-        Capture, backend, fullgraph, CacheRules(**rules), first_backend, marks_modules
-    )
-    state = make() if share is None else _shared(function.__code__, share, make)
+    state = Capture(request) if share is None else _shared(function.__code__, share, request)
     state.asked = weakref.ref(function.__code__)
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
@@ -380,16 +354,16 @@ def capture(
 _known: _ByCode[list[tuple[object, Capture]]] = WeakIdKeyDictionary()
 
 
-def _shared(code: types.CodeType, request: object, make: Callable[[], Capture]) -> Capture:
-    """Return what an equal request for a code object has got, or make it."""
+def _shared(code: types.CodeType, share: object, request: CaptureRequest) -> Capture:
+    """Return what is compiled for a code object and an equal `share`, or make it."""
     with _lock:
         states = _known.setdefault(code, [])
-        shared = next((state for before, state in states if before == request), None)
+        shared = next((state for before, state in states if before == share), None)
         if shared is not None:
             shared.add_user()
-        state = shared or make()
+        state = shared or Capture(request)
         states[:] = [pair for pair in states if pair[1] is not state][1 - _SHARED :]
-        states.append((request, state))
+        states.append((share, state))
         return state
 
 

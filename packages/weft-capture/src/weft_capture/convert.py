@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from weft_core.errors import Unsupported, WeftError
 from weft_core.events import counters, enabled, logger, span
 from weft_core.launches import launches_recorded
-from weft_guards import DynamicPolicy, Guard
+from weft_guards import CacheRules, DynamicPolicy, Guard
 from weft_guards.sources import (
     AttrSource,
     CallSource,
@@ -84,25 +84,42 @@ _TRIES = 100
 
 
 @dataclass(frozen=True)
+class CaptureRequest:
+    """How a function and what it calls are to be captured.
+
+    Args:
+        backend: (graph module, example inputs) -> callable.
+        fullgraph: raise at a break instead of compiling up to it.
+        rules: what the caches are to do.
+        first_backend: compiles the first call under the stance `aot_eager_then_compile`.
+        marks_modules: mark the calls of modules in graphs (see `region_marks`).
+    """
+
+    backend: Backend
+    fullgraph: bool = False
+    rules: CacheRules = CacheRules()
+    first_backend: Backend | None = None
+    marks_modules: bool = False
+
+
+@dataclass(frozen=True)
 class Task:
     """One call of a function to capture and compile.
 
     Args:
         function: the function called.
         flat_args: its arguments in the frame hook's order.
-        backend: (graph module, example inputs) -> callable.
+        request: how to capture it.
+        backend: the request's, around which the caller may have put something.
         policy: decides which sizes become symbolic; None for none.
-        fullgraph: raise at a break instead of compiling up to it.
-        marks_modules: mark the calls of modules (see `region_marks`).
         symbolic, break_at, reason, answers: results of an earlier attempt.
     """
 
     function: types.FunctionType
     flat_args: tuple[Any, ...]
+    request: CaptureRequest
     backend: Backend
     policy: DynamicPolicy | None
-    fullgraph: bool
-    marks_modules: bool = False
     symbolic: bool = False
     break_at: int = -1
     reason: Break | None = None
@@ -136,7 +153,8 @@ def _refused(record: BreakRecord) -> Unsupported:
 def _convert(do: Task) -> Converted:
     steps = Steps(not has_tensor_work(do.function, do.flat_args), do.break_at, do.reason)
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
-    tx.answers, tx.marks_modules, tx.fullgraph = do.answers, do.marks_modules, do.fullgraph
+    tx.answers, tx.fullgraph = do.answers, do.request.fullgraph
+    tx.marks_modules = do.request.marks_modules
     try:
         return _capture(do, tx, steps)
     finally:
@@ -165,7 +183,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
 
     keeps, artifacts = config.settings.caching_precompile, list[Any]([(), []])
 
-    def compile_graph(graph: GraphModule, inputs: list[GraphInput]) -> Any:
+    def compile_captured(graph: GraphModule, inputs: list[GraphInput]) -> Any:
         _log_graph(graph)
         artifacts[:] = rows_of(graph) if keeps else (), inputs
         counters["stats"]["unique_graphs"] += 1
@@ -178,7 +196,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
         return compiled
 
     with _modes_restored(), _own_saved_tensors():
-        code, graph = draft.finish(compile_graph)
+        code, graph = draft.finish(compile_captured)
     guards = [*tx.all_guards(), *class_guards(reads), *library_guards(tx.library)]
     kept = to_bytes(tx, code, guards, artifacts[0], artifacts[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)
@@ -214,7 +232,7 @@ def _drafted(
             mode = Break("modes", "a block with handlers that this graph does not end")
             stopped = outer.break_at(tx.overrides.opened[0], stopped.error if stopped else mode)
         if stopped is not None:
-            if do.fullgraph and not REASONS[stopped.error.code].expected:
+            if do.request.fullgraph and not REASONS[stopped.error.code].expected:
                 raise _refused(report_break(stopped.error))
             endless = steps.no_tensor_yet and stopped.error.code == "too-long"
             as_it_is = stopped.error.eager_frame is outer
@@ -234,7 +252,7 @@ def _drafted(
             stopped = outer.break_at(end - 1, reason)
         elif stopped is not None and len(stopped.frames) > 1:
             stopped = outer.break_at(stopped.frames[0].step, stopped.error)
-        elif do.fullgraph and not REASONS[reason.code].expected:
+        elif do.request.fullgraph and not REASONS[reason.code].expected:
             raise _refused(report_break(reason))
         else:
             return None, Stop(reason, ())

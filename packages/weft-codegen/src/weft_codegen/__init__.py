@@ -5,6 +5,7 @@ as a torch.compile backend.  loops/program.py defines the IR between graph and c
 """
 
 from weft_codegen.compile import compile_graph, decompositions, make_program
+from weft_codegen.config import Options
 from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import frozen_inputs
 from weft_codegen.kernels.build import INCLUDE
@@ -12,6 +13,7 @@ from weft_codegen.measure import Eager
 
 __all__ = [
     "Eager",
+    "Options",
     "compile_graph",
     "decompositions",
     "frozen_inputs",

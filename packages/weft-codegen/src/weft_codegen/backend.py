@@ -16,6 +16,7 @@ from torch import fx
 from weft_core.events import notify
 
 from weft_codegen.compile import compile_graph, decompositions
+from weft_codegen.config import Options
 from weft_codegen.freezing import frozen_inputs
 
 
@@ -30,7 +31,7 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
     Returns:
         A callable of the flat inputs that returns the sequence of outputs.
     """
-    options = kwargs.get("options")
+    options = Options.parse(kwargs.get("options"))
     if not _trains(example_inputs):
         frozen = frozen_inputs(gm, example_inputs)
         return compile_graph(gm, example_inputs, options=options, inference=True, frozen=frozen)

@@ -56,7 +56,7 @@ def compile_graph(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     *,
-    options: dict[str, Any] | None = None,
+    options: Options = Options(),
     inference: bool = False,
     frozen: Mapping[int, torch.Tensor] | None = None,
 ) -> Compiled:
@@ -67,7 +67,7 @@ def compile_graph(
             `aten.copy_(placeholder, value)` nodes; or a torch-level graph of the backend protocol,
             which is traced first and compiled for inference.
         inputs: real or fake tensors and ints, one a placeholder.
-        options: codegen options by name (see config.Options).
+        options: what else is asked for.
         inference: nothing is saved for a backward, so the graph's own layouts may change.
         frozen: with the option `freezing`, inputs by position that hold still (freezing.py).
 
@@ -75,24 +75,22 @@ def compile_graph(
         A callable of the flat inputs that returns the list of outputs.
 
     Raises:
-        InvalidOption: an unknown option.
         BackendCompilerError: a stage of the compilation failed, or `freezing` and no inference.
     """
-    chosen = Options.parse(options)
-    if chosen.freezing and not inference:
+    if options.freezing and not inference:
         text = "options={'freezing': True} is for inference, and this graph needs gradients"
         raise BackendCompilerError("codegen", text, remedy="call it under torch.no_grad()")
-    if chosen.freezing and frozen:
+    if options.freezing and frozen:
         build = functools.partial(compile_graph, inputs=(), options=options, inference=True)
         return Frozen(_aten(gm, inputs), frozen, build)
     with events.span("codegen"):
         try:
             gm = _aten(gm, inputs)
             with torch._C.DisableTorchFunction():  # `with torch.device(...)` of the caller
-                compiled = _compile(gm, inputs, chosen, inference)
-            if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
+                compiled = _compile(gm, inputs, options, inference)
+            if settings.measure and options.measure and isinstance(compiled, CompiledGraph):
                 compiled = measured(compiled, gm)
-            return with_cudagraphs(compiled, gm, chosen) if chosen.triton_cudagraphs else compiled
+            return with_cudagraphs(compiled, gm, options) if options.triton_cudagraphs else compiled
         except (NoLowering, NoTritonForm) as reason:
             _hints.info("graph runs without generated code: %s", reason)
             events.notify(f"no code for a graph: {reason}", eager=True, quiet=True)
@@ -108,14 +106,13 @@ def compile_graph(
 
 
 def make_program(
-    gm: fx.GraphModule, inputs: Sequence[Any], options: Options | None = None
+    gm: fx.GraphModule, inputs: Sequence[Any], options: Options = Options()
 ) -> Program:
     """The scheduled loop program of a graph (steps 1 to 4).
 
     Raises:
         NoLowering: the graph cannot be a program (sizes only known while running, for example).
     """
-    options = options or Options()
     gm = _aten(gm, inputs)
     dump = dump_of(options)
     if dump:

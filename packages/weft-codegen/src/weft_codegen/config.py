@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any
 
 from weft_core.arguments import AtLeast
@@ -77,8 +77,18 @@ class Options:
     @classmethod
     def table(cls) -> dict[str, tuple[Any, str]]:
         """Every option's name in torch.compile with its default and what it does."""
-        rows = {item.metadata["name"] or item.name: item for item in fields(cls)}
-        return {name: (item.default, item.metadata["doc"]) for name, item in rows.items()}
+        rows = cls._fields().items()
+        return {name: (item.default, item.metadata["doc"]) for name, item in rows}
+
+    @classmethod
+    def _fields(cls) -> dict[str, Field[bool]]:
+        return {item.metadata["name"] or item.name: item for item in fields(cls)}
+
+    def as_dict(self) -> dict[str, bool]:
+        """Return the options that differ from their defaults, by their names in torch.compile."""
+        values = {name: getattr(self, item.name) for name, item in self._fields().items()}
+        defaults = {name: default for name, (default, _) in self.table().items()}
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> Options:

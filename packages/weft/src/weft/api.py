@@ -6,21 +6,20 @@ The work itself is in `weft.pipeline`, which is imported when the first thing is
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, overload
 
 from torch import nn
-from weft_core.arguments import AtLeast, check, hints_of
+from weft_core.arguments import AtLeast, checked
 from weft_core.collector import collector_paused
 from weft_core.errors import InvalidArgument, InvalidOption
 
-from weft import options as option_tables
 from weft.backends import Backend, lookup_backend
 from weft.modules import original_of, wrap_module
+from weft.options import parse_options
 
 if TYPE_CHECKING:
-    from weft.pipeline import Request
+    from weft.pipeline import CompileRequest
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -35,7 +34,7 @@ class Arguments(TypedDict, total=False):
     options: Mapping[str, Any] | None
     name: str | None
     disable: bool
-    recompile_limit: Annotated[int, AtLeast(1)] | None
+    recompile_limit: int | None
     isolate_recompiles: bool
     shapes_spec: Any
 
@@ -46,8 +45,9 @@ def compile(model: Model, **arguments: Unpack[Arguments]) -> Model: ...
 def compile(model: None = None, **arguments: Unpack[Arguments]) -> Callable[[Model], Model]: ...
 
 
+@checked
 def compile(
-    model: Callable[..., Any] | None = None,
+    model: Any = None,  # checked below, with a better message
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -56,7 +56,7 @@ def compile(
     options: Mapping[str, Any] | None = None,
     name: str | None = None,
     disable: bool = False,
-    recompile_limit: int | None = None,
+    recompile_limit: Annotated[int, AtLeast(1)] | None = None,
     isolate_recompiles: bool = False,
     shapes_spec: Any = None,
 ) -> Any:
@@ -88,47 +88,35 @@ def compile(
             `shapes_spec` says.
         InvalidArgument: for a value of the wrong type, or a `model` that cannot be called.
     """
-    arguments = {name: value for name, value in locals().items() if name != "model"}
-    request = request_of(arguments)
-    if model is None:
-        return functools.partial(compile, **arguments)
+    if dynamic is not None and shapes_spec is not None:
+        raise InvalidOption("shapes_spec", detail="give dynamic or shapes_spec, not both.")
+    lookup_backend(backend)
+    with collector_paused():  # the stages are loaded on demand
+        from weft_guards import CacheRules  # noqa: PLC0415
+
+        from weft.pipeline import CompileRequest  # noqa: PLC0415
+    chosen, guard_filter = parse_options(mode, options)
+    rules = CacheRules(dynamic, recompile_limit, guard_filter, name)
+    request = CompileRequest(backend, fullgraph, chosen, rules, shapes_spec, isolate_recompiles)
+    apply = functools.partial(apply_request, None if disable else request)
+    return apply if model is None else apply(model)
+
+
+def apply_request(request: CompileRequest | None, model: Callable[..., Any]) -> Any:
+    """Compile a function, a bound method or a module as a request says; None disables it.
+
+    Raises:
+        InvalidArgument: for a `model` that cannot be called.
+    """
     if not callable(model) or isinstance(model, type):
         detail = f"weft.compile takes a function or a module, not {model!r}."
         raise InvalidArgument("model", detail=detail)
-    if disable:
+    if request is None:
         return model
-    pipeline = importlib.import_module("weft.pipeline")
-    compile_function = functools.partial(pipeline.compile_function, request=request)
+    from weft.pipeline import compile_function  # noqa: PLC0415  a pickled request may come first
+
     if isinstance(model, nn.Module):
-        again = functools.partial(compile, **arguments)
-        return wrap_module(original_of(model), compile_function, again)
-    return compile_function(model)
-
-
-@functools.cache
-def _hints() -> dict[str, Any]:
-    return hints_of(Arguments)
-
-
-def request_of(arguments: Mapping[str, Any]) -> Request:
-    """Check the arguments of `compile`; what is not given has its default.
-
-    Raises:
-        InvalidBackend: for an unknown backend.
-        InvalidOption: for an unknown mode or option.
-        InvalidArgument: for a value of the wrong type.
-    """
-    given = {**(compile.__kwdefaults__ or {}), **arguments}
-    lookup_backend(given["backend"])
-    check(_hints(), given)
-    with collector_paused():
-        pipeline = importlib.import_module("weft.pipeline")
-    chosen = option_tables.resolve(given["mode"], given["options"])
-    if given["dynamic"] is not None and given["shapes_spec"] is not None:
-        raise InvalidOption("shapes_spec", detail="give dynamic or shapes_spec, not both.")
-    rules = {name: given[name] for name in ("dynamic", "recompile_limit", "name", "shapes_spec")}
-    rules["guard_filter"] = chosen.pop("guard_filter_fn", None)
-    request: Request = pipeline.Request(
-        given["backend"], given["fullgraph"], chosen, rules, given["isolate_recompiles"]
-    )
-    return request
+        compile_forward = functools.partial(compile_function, request=request)
+        again = functools.partial(apply_request, request)
+        return wrap_module(original_of(model), compile_forward, again)
+    return compile_function(model, request)

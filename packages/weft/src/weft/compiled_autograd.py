@@ -31,9 +31,11 @@ from weft_compiled_autograd import (
 from weft_compiled_autograd import enable as enable_compiler
 from weft_core.arguments import checked
 from weft_core.errors import RecompileLimit, Unsupported
+from weft_guards import CacheRules
 
 from weft import pipeline
-from weft.api import compile, request_of
+from weft.api import apply_request, compile
+from weft.pipeline import CompileRequest
 
 __all__ = ["disable", "enable"]
 
@@ -44,7 +46,7 @@ _KEPT = 64
 class _CapturedBackward:
     """A captured backward that frame capture takes in, hooks included."""
 
-    def __init__(self, module: GraphModule, request: pipeline.Request) -> None:
+    def __init__(self, module: GraphModule, request: CompileRequest) -> None:
         self.module = module
         self.taken = op_only_inputs(module)
         self.backend = pipeline.graph_compiler(request)
@@ -55,7 +57,7 @@ class _CapturedBackward:
             self._compile_graph,
             fullgraph=request.fullgraph,
             first_backend=pipeline.aot_eager,
-            **request.rules,
+            rules=request.rules,
         )
 
     def __call__(self, inputs: list[Any], *rest: Any) -> Any:
@@ -93,7 +95,7 @@ class _WithUserCode(_CapturedBackward):
     With `fullgraph` a break is an error, as it is in a forward.
     """
 
-    def __init__(self, module: GraphModule, request: pipeline.Request) -> None:
+    def __init__(self, module: GraphModule, request: CompileRequest) -> None:
         super().__init__(module, replace(request, fullgraph=True))
         self.is_strict = request.fullgraph
 
@@ -116,9 +118,9 @@ class _WithUserCode(_CapturedBackward):
 class _BackwardCompiler:
     """Compiles captured backwards as a request says; graphs are found by this object."""
 
-    def __init__(self, request: pipeline.Request) -> None:
+    def __init__(self, request: CompileRequest) -> None:
         self.request = request
-        self.dynamic = request.rules.get("dynamic")
+        self.dynamic = request.rules.dynamic
 
     def __call__(self, module: GraphModule) -> Callable[..., Any]:
         raise NotImplementedError
@@ -143,11 +145,10 @@ class _WholeGraphCompiler(_BackwardCompiler):
 _recent: deque[_BackwardCompiler] = deque(maxlen=_KEPT)
 
 
-def _compiler(kind: type[_BackwardCompiler], request: pipeline.Request) -> _BackwardCompiler:
+def _compiler(kind: type[_BackwardCompiler], request: CompileRequest) -> _BackwardCompiler:
     """Return one compiler for equal requests: what it has compiled serves all who ask alike."""
-    options = {name: value for name, value in request.options.items() if name != "freezing"}
-    rules = {name: request.rules.get(name) for name in ("dynamic", "recompile_limit")}
-    request = replace(request, options=options, rules=rules)
+    rules = CacheRules(request.rules.dynamic, request.rules.recompile_limit)
+    request = replace(request, options=replace(request.options, freezing=False), rules=rules)
     for known in _recent:
         if type(known) is kind and known.request == request:
             return known
@@ -156,7 +157,7 @@ def _compiler(kind: type[_BackwardCompiler], request: pipeline.Request) -> _Back
 
 
 _chosen: WeakKeyDictionary[Any, _BackwardCompiler] = WeakKeyDictionary()
-_default = _compiler(_PiecewiseCompiler, pipeline.Request())
+_default = _compiler(_PiecewiseCompiler, CompileRequest())
 
 
 def _choose() -> _BackwardCompiler:
@@ -182,9 +183,9 @@ def enable(compiler: Callable[..., Any]) -> AbstractContextManager[None]:
         InvalidBackend, InvalidOption: for flags that `weft.compile` refuses.
     """
     if compiler is compile or getattr(compiler, "func", None) is compile:
-        flags = getattr(compiler, "keywords", {})
-        if not flags.get("disable"):
-            compiler = _compiler(_WholeGraphCompiler, request_of(flags))
+        compiler = compiler()
+    if isinstance(compiler, partial) and compiler.func is apply_request and compiler.args[0]:
+        compiler = _compiler(_WholeGraphCompiler, compiler.args[0])
     return enable_compiler(compiler)
 
 

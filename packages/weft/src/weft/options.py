@@ -15,6 +15,7 @@ from weft_core.errors import InvalidArgument, InvalidOption
 
 if TYPE_CHECKING:
     from weft_codegen.config import Options
+    from weft_guards.filters import GuardFilter
 
 
 class InvalidMode(InvalidOption):
@@ -56,8 +57,10 @@ def list_mode_options(mode: str | None = None) -> dict[str, Any]:
     return dict(MODES[mode])
 
 
-def resolve(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options that differ from their defaults for these two arguments.
+def parse_options(
+    mode: str | None, options: Mapping[str, Any] | None
+) -> tuple[Options, GuardFilter | None]:
+    """Return the code generator's options for these two arguments, and the filter of guards.
 
     Raises:
         InvalidMode: for an unknown mode.
@@ -67,13 +70,10 @@ def resolve(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, An
         detail = "give mode or options, not both; list_mode_options() shows what a mode sets."
         raise InvalidOption("mode", detail=detail)
     if mode is not None:
-        return list_mode_options(mode)
+        options = list_mode_options(mode)
     chosen = {name.replace("-", "_"): value for name, value in (options or {}).items()}
-    keep = chosen.pop("guard_filter_fn", None)
-    _options().parse(chosen)
-    if keep is None:
-        return chosen
-    if not callable(keep):
-        detail = f"guard_filter_fn takes a function, not {keep!r}."
+    guard_filter = chosen.pop("guard_filter_fn", None)
+    if guard_filter is not None and not callable(guard_filter):
+        detail = f"guard_filter_fn takes a function, not {guard_filter!r}."
         raise InvalidArgument("guard_filter_fn", detail=detail)
-    return {**chosen, "guard_filter_fn": keep}
+    return _options().parse(chosen), guard_filter

@@ -15,7 +15,7 @@ later call only step 6 runs: the frame hook asks the cache for code whose check 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,33 +25,35 @@ import weft_aot
 import weft_capture
 import weft_codegen
 from torch import fx
+from weft_codegen import Options
 from weft_core.arguments import checked
 from weft_core.dumps import dump_graph
+from weft_guards import CacheRules, ShapesSpec
 
 from weft import control_flow, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
 from weft.region_dedup import deduplicate_regions
 from weft.settings import config
 
-DEDUPLICATE = "use_graph_deduplication"
-
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asked `weft.compile` for, checked.
+class CompileRequest:
+    """What the user asked `weft.compile` for, checked and parsed.
 
     Args:
         backend: a name or a callable.
         fullgraph: a graph break is an error.
-        options: the codegen options that differ from their defaults.
-        rules: what its caches are to do (`weft_guards.CacheRules`), by name.
+        options: what the code generator is told.
+        rules: what the caches are to do, `dynamic` included.
+        shapes_spec: which sizes of a function's arguments vary (see `weft_guards.ShapesSpec`).
         isolated: share nothing with other calls.
     """
 
     backend: str | Backend = "codegen"
     fullgraph: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    rules: dict[str, Any] = field(default_factory=dict)
+    options: Options = Options()
+    rules: CacheRules = CacheRules()
+    shapes_spec: Any = None
     isolated: bool = False
 
     def shared_by(self) -> object:
@@ -59,42 +61,52 @@ class Request:
 
         Options that fold parameters into a graph or record it tie that graph to one module.
         """
-        tied = ("freezing", "triton.cudagraphs")
-        own = self.isolated or self.rules.get("shapes_spec") is not None
-        if own or self.backend == "cudagraphs" or any(map(self.options.get, tied)):
+        tied = self.options.freezing or self.options.triton_cudagraphs
+        own = self.isolated or self.shapes_spec is not None
+        if own or tied or self.backend == "cudagraphs":
             return None
         return lookup_backend(self.backend), self, config.as_dict()
 
 
-requests: WeakKeyDictionary[weft_capture.Capture, Request] = WeakKeyDictionary()
+requests: WeakKeyDictionary[weft_capture.Capture, CompileRequest] = WeakKeyDictionary()
 """What was asked for each compiled function: a backward that it reaches is compiled alike."""
 
 
-def compile_function(function: Callable[..., Any], request: Request) -> Callable[..., Any]:
+def compile_function(function: Callable[..., Any], request: CompileRequest) -> Callable[..., Any]:
     """Return `function` with steps 1 and 6 around it; steps 2 to 5 run when it is called.
 
     Raises:
         InvalidBackend: for an unknown backend.
     """
+    rules = request.rules
+    if request.shapes_spec is not None:
+        rules = replace(rules, shapes=ShapesSpec(request.shapes_spec, function))
     compiled: Any = weft_capture.capture(
         function,
         graph_compiler(request),
         fullgraph=request.fullgraph,
+        rules=rules,
         first_backend=aot_eager,
-        marks_modules=bool(request.options.get(DEDUPLICATE)),
+        marks_modules=request.options.use_graph_deduplication,
         share=request.shared_by(),
-        **request.rules,
     )
     requests[compiled._weft_capture] = request
     return compiled  # type: ignore[no-any-return]
 
 
-def graph_compiler(request: Request) -> Backend:
-    """Return the backend of a request with timing, progress and error reports around it."""
-    backend = lookup_backend(request.backend)
-    keywords = {"options": request.options} if request.options else {}
+def graph_compiler(request: CompileRequest) -> Backend:
+    """Return the backend of a request with timing, progress and error reports around it.
 
-    def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+    weft's own backends get the parsed options, others the dict that torch.compile would pass.
+    """
+    backend, options = lookup_backend(request.backend), request.options
+    keywords: dict[str, Any] = {}
+    if backend in (codegen, aot_eager):
+        keywords = {"options": options}
+    elif options != Options():
+        keywords = {"options": options.as_dict()}
+
+    def compile_captured(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
         dump_graph("capture.graph", gm)
         with progress.stage("backend", failures.describe(gm)):
             if control_flow.is_used(gm):
@@ -104,16 +116,13 @@ def graph_compiler(request: Request) -> Backend:
     def compile_one(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
         return failures.compile_or_fallback(lambda: backend(gm, example_inputs, **keywords), gm)
 
-    return compile_graph
+    return compile_captured
 
 
 def codegen(
-    gm: fx.GraphModule, example_inputs: list[Any], *, options: dict[str, Any] | None = None
+    gm: fx.GraphModule, example_inputs: list[Any], *, options: Options = Options()
 ) -> Compiled:
     """Backend `codegen`: steps 2 to 5, with generated code for both directions."""
-
-    options = dict(options or {})
-    modules = options.pop(DEDUPLICATE, False)
     compile_aten = partial(weft_codegen.compile_graph, options=options)
     frozen = weft_codegen.frozen_inputs(gm, example_inputs)
     backend = aot_autograd(
@@ -121,16 +130,22 @@ def codegen(
         inference_compiler=partial(compile_aten, inference=True, frozen=frozen),
         decompositions=weft_codegen.decompositions(),
     )
-    whole = any(options.get(name) for name in ("freezing", "triton.cudagraphs"))
-    pieces = None if whole else deduplicate_regions(gm, example_inputs, backend, modules)
-    return pieces or backend(gm, example_inputs)
+    if options.freezing or options.triton_cudagraphs:
+        return backend(gm, example_inputs)
+    return _by_regions(gm, example_inputs, backend, options)
 
 
 def aot_eager(
-    gm: fx.GraphModule, example_inputs: list[Any], *, options: dict[str, Any] | None = None
+    gm: fx.GraphModule, example_inputs: list[Any], *, options: Options = Options()
 ) -> Compiled:
     """Backend `aot_eager`: steps 2, 3 and 5; the aten graphs run op by op."""
-    backend, modules = aot_autograd(fw_compiler=_op_by_op), (options or {}).get(DEDUPLICATE, False)
+    return _by_regions(gm, example_inputs, aot_autograd(fw_compiler=_op_by_op), options)
+
+
+def _by_regions(
+    gm: fx.GraphModule, example_inputs: list[Any], backend: Backend, options: Options
+) -> Compiled:
+    modules = options.use_graph_deduplication
     pieces = deduplicate_regions(gm, example_inputs, backend, modules)
     return pieces or backend(gm, example_inputs)
 
@@ -178,9 +193,16 @@ def aot_autograd(
         decompositions: op overload -> function, applied while the joint graph is traced.
         partition_fn: splits the joint graph; defaults to weft's min-cut.
     """
-    arguments = {**locals(), "partition_fn": partition_fn or weft_aot.partition}
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
-        return weft_aot.aot_compile(gm, example_inputs, **arguments)
+        return weft_aot.aot_compile(
+            gm,
+            example_inputs,
+            fw_compiler=fw_compiler,
+            bw_compiler=bw_compiler,
+            inference_compiler=inference_compiler,
+            decompositions=decompositions,
+            partition_fn=partition_fn or weft_aot.partition,
+        )
 
     return backend

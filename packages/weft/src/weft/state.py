@@ -10,7 +10,7 @@ import weft_compiled_autograd
 from weft_core import events
 from weft_core.arguments import checked
 
-from weft.pipeline import Request, graph_compiler
+from weft.pipeline import CompileRequest, graph_compiler
 
 
 def reset() -> None:
@@ -35,7 +35,7 @@ def set_stance(
         InvalidOption: for an unknown stance.
         InvalidBackend: for an unknown backend.
     """
-    backend = None if force_backend is None else graph_compiler(Request(force_backend))
+    backend = None if force_backend is None else graph_compiler(CompileRequest(force_backend))
     return weft_capture.set_stance(
         stance, skip_guard_eval_unsafe=skip_guard_eval_unsafe, force_backend=backend
     )
