@@ -6,7 +6,7 @@
 puts the autograd function around the compiled pair, `api.py` runs the steps in order.
 """
 
-from weft_aot.api import aot_compile
+from weft_aot.api import aot_compile, run_op_by_op
 from weft_aot.config import settings
 from weft_aot.joint import trace_joint
 from weft_aot.partition import MemoryPolicy, Policy, SavingPolicy, partition
@@ -22,6 +22,7 @@ __all__ = [
     "SavingPolicy",
     "aot_compile",
     "partition",
+    "run_op_by_op",
     "settings",
     "trace_joint",
 ]

@@ -8,6 +8,8 @@ from weft_capture.api import Capture, Explanation, capture, explain, report, res
 from weft_capture.breaks import REASONS, Break, BreakRecord
 from weft_capture.config import settings
 from weft_capture.effects.engine import leave_backwards, running
+from weft_capture.passes.graph_split import compile_split
+from weft_capture.passes.region_dedup import deduplicate_regions
 from weft_capture.policy.decorators import (
     allow_in_graph,
     assume_constant_result,
@@ -31,6 +33,8 @@ __all__ = [
     "allow_in_graph",
     "assume_constant_result",
     "capture",
+    "compile_split",
+    "deduplicate_regions",
     "disable",
     "disallow_in_graph",
     "explain",

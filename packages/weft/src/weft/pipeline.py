@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 import weft_aot
 import weft_capture
 import weft_codegen
@@ -30,9 +29,8 @@ from weft_core.arguments import checked
 from weft_core.dumps import dump_graph
 from weft_guards import CacheRules, ShapesSpec
 
-from weft import control_flow, failures, progress
+from weft import failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
-from weft.region_dedup import deduplicate_regions
 from weft.settings import config
 
 
@@ -109,9 +107,7 @@ def graph_compiler(request: CompileRequest) -> Backend:
     def compile_captured(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
         dump_graph("capture.graph", gm)
         with progress.stage("backend", failures.describe(gm)):
-            if control_flow.is_used(gm):
-                return control_flow.split(gm, compile_one)
-            return compile_one(gm, example_inputs)
+            return weft_capture.compile_split(gm, example_inputs, compile_one)
 
     def compile_one(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
         return failures.compile_or_fallback(lambda: backend(gm, example_inputs, **keywords), gm)
@@ -139,23 +135,15 @@ def aot_eager(
     gm: fx.GraphModule, example_inputs: list[Any], *, options: Options = Options()
 ) -> Compiled:
     """Backend `aot_eager`: steps 2, 3 and 5; the aten graphs run op by op."""
-    return _by_regions(gm, example_inputs, aot_autograd(fw_compiler=_op_by_op), options)
+    return _by_regions(gm, example_inputs, aot_autograd(fw_compiler=weft_aot.run_op_by_op), options)
 
 
 def _by_regions(
     gm: fx.GraphModule, example_inputs: list[Any], backend: Backend, options: Options
 ) -> Compiled:
     modules = options.use_graph_deduplication
-    pieces = deduplicate_regions(gm, example_inputs, backend, modules)
-    return pieces or backend(gm, example_inputs)
-
-
-def _op_by_op(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
-    # Some operators lay their result out otherwise than their fake kernel: `view` would refuse it.
-    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
-        node.target = torch.ops.aten.reshape.default
-    gm.recompile()
-    return gm.forward
+    regions = weft_capture.deduplicate_regions(gm, example_inputs, backend, modules)
+    return regions or backend(gm, example_inputs)
 
 
 def eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:

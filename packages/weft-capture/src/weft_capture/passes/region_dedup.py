@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
-from weft_capture import config
-from weft_capture.model.region_marks import result_state
 from weft_core import control, events
 from weft_core.fake import fresh_fake
 from weft_core.tensor_versions import version_of
+
+from weft_capture import config
+from weft_capture.model.region_marks import result_state
 
 Compiled = Callable[..., Any]
 CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]

@@ -1,9 +1,9 @@
-"""Graphs with control flow on tensors: the pieces between are compiled, Python goes between them.
+"""Split a graph at control flow on tensors; Python runs between the subgraphs.
 
-A branch or a loop on a tensor's value (`weft_core.control`) can be no part of a compiled graph, and
-neither can a change of a mode that the pieces behind it run in. Everything else is cut into pieces,
-the longest there are, and each is compiled when it first runs, for the inputs it then gets. So are
-the branches and the bodies of loops. Autograd sees what was run.
+A branch or a loop on a tensor's value (`weft_core.control`) cannot be in a compiled graph, nor can
+a change of a mode that the subgraphs after it run in. The nodes between them form the longest
+subgraphs possible. Each is compiled when it first runs, for the inputs of that call, and so are
+branches and bodies of loops. Autograd records what ran.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_capture import frame
-from weft_capture.model.contexts import enter_attention, leave_attention
 from weft_core import control
 from weft_guards.state import TorchState
+
+from weft_capture import frame
+from weft_capture.model.contexts import enter_attention, leave_attention
 
 Compiled = Callable[..., Any]
 CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]
@@ -33,19 +34,25 @@ _VARIANTS = 16
 """For how many kinds of inputs a piece is compiled; then it runs as it was captured."""
 
 
-def is_used(gm: fx.GraphModule) -> bool:
-    """Say whether a graph holds control flow."""
-    return any(node.target in control.TARGETS for node in gm.graph.nodes)
-
-
-def split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
-    """Return a callable like `gm` whose pieces without control flow are compiled.
+def compile_split(
+    gm: fx.GraphModule, example_inputs: list[Any], compile_one: CompileOne
+) -> Compiled:
+    """Compile a graph; one with control flow as the subgraphs between, on their first run.
 
     Args:
         gm: a captured graph, which is not changed.
+        example_inputs: its inputs.
         compile_one: (module, example inputs) -> callable on the inputs.
     """
-    if not is_used(gm):
+    return _split(gm, compile_one) if _is_split(gm) else compile_one(gm, example_inputs)
+
+
+def _is_split(gm: fx.GraphModule) -> bool:
+    return any(node.target in control.TARGETS for node in gm.graph.nodes)
+
+
+def _split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
+    if not _is_split(gm):
         return _CompiledPiece(gm, compile_one).run
     root = torch.nn.Module()
     graph = fx.Graph()
@@ -63,7 +70,7 @@ def split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
                 pending.clear()
             if node.op == "get_attr":
                 branch = getattr(gm, str(node.target))
-                setattr(root, str(node.target), _CompiledBranch(split(branch, compile_one)))
+                setattr(root, str(node.target), _CompiledBranch(_split(branch, compile_one)))
             copies[node] = graph.node_copy(node, copies.__getitem__)
     return fx.GraphModule(root, graph).forward
 
