@@ -1,8 +1,8 @@
 """Check the rules of layout that no linter knows; `--report` prints sizes instead.
 
-A file has at most 500 lines and a function 60, no package imports what it does not declare, no
-modules import each other in a circle, no two test files share a name, the parts of torch that weft
-replaces are imported nowhere, and named in one file.
+A file has at most 500 lines and a function 60, no package imports what it does not declare or what
+is not in another's interface, no modules import each other in a circle, no two test files share a
+name, the parts of torch that weft replaces are imported nowhere, and named in one file.
 """
 
 import argparse
@@ -25,6 +25,9 @@ GENERATED = "_abi.py"  # written when weft-codegen is built
 SHIM = "torch_compiler_shim.py"  # of weft-core: by these names it is recognised
 # Names the types of what imports it, for annotations: those imports count in no circle.
 PROTOCOL = "weft_capture.model.protocol"
+# Other packages import from their roots; core's and guards' public modules are an interface.
+STAGES = {"weft_capture", "weft_aot", "weft_compiled_autograd", "weft_codegen"}
+DEEP = {"weft_codegen.kernels.toolchain"}
 # Installed with torch, which is what they are used for.
 WITH_TORCH = {"sympy"}
 
@@ -72,6 +75,12 @@ def declared_imports(package: Path) -> set[str]:
     return {name.replace("-", "_") for name in names} | WITH_TORCH
 
 
+def is_deep(package: str, parts: list[str]) -> bool:
+    """Say whether an import goes past the interface of a package: a stage's root and config."""
+    deep = len(parts) > 1 and parts[0] != "config" and ".".join([package, *parts]) not in DEEP
+    return (package in STAGES and deep) or any(part.startswith("_") for part in parts)
+
+
 def check_file(path: Path, declared: set[str]) -> Iterator[str]:
     """Yield what is wrong with one source file."""
     where = path.relative_to(ROOT)
@@ -87,7 +96,10 @@ def check_file(path: Path, declared: set[str]) -> Iterator[str]:
             if FORBIDDEN.search(content):
                 yield f"{where}:{line}: names what weft replaces; only {SHIM} does"
     for line, name in imported_names(tree, path):
-        top = name.split(".")[0]
+        top, *rest = name.split(".")
+        foreign = top.startswith("weft_") and top not in path.parts
+        if foreign and is_deep(top, rest):
+            yield f"{where}:{line}: imports {name}, which is not in the interface of {top}"
         if FORBIDDEN.match(name):
             yield f"{where}:{line}: imports {name}, which weft replaces"
         elif top not in sys.stdlib_module_names | declared:

@@ -9,14 +9,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from weft_core import cachedir, events, privatedir
+from weft_core import _privatedir, cachedir, events
 from weft_core.errors import CompilerUnavailable
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(privatedir.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(_privatedir.tempfile, "tempdir", str(tmp_path))
     cachedir._damaged.clear()
     events.notified.clear()
 
@@ -201,7 +201,7 @@ def test_a_place_that_cannot_be_used_is_replaced_and_told_once(make, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_no_place_at_all_is_an_error_that_a_compilation_survives(tmp_path, monkeypatch):
     a_file(tmp_path / "cache")
-    monkeypatch.setattr(privatedir.tempfile, "tempdir", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(_privatedir.tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(CompilerUnavailable, match="no temporary folder"):
         cachedir.cache_dir()
 
@@ -248,11 +248,11 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
     entry()  # sweeps: somebody works there
     assert os.path.exists(left) and os.path.exists(used)
     os.utime(left, (time.time() - 1e6,) * 2)
-    privatedir._swept.clear()
+    _privatedir._swept.clear()
     entry()
     assert not os.path.exists(left) and os.path.exists(used)
     end(alive)
-    privatedir._swept.clear()
+    _privatedir._swept.clear()
     entry()
     assert not os.path.exists(used)
 

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -56,3 +58,10 @@ def test_texts_have_cause_remedy_and_user_line():
 def test_invalid_names_suggest_and_list():
     assert "did you mean 'inductor'" in str(EVERY[4])
     assert isinstance(EVERY[4], ValueError)
+
+
+def test_free_threaded_builds_are_refused():
+    program = "import sys; sys.abiflags = 't'; import weft_core.errors"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode
+    assert "free-threaded" in ended.stderr.splitlines()[-1]

@@ -1,12 +1,39 @@
-"""Everything in capture that differs between the supported versions of torch."""
+"""What differs between the supported versions of torch, and what is done on newer ones."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from weft_core.events import notices
 
 _APPLY: Any = vars(torch.autograd.Function)["apply"]
 #: What `apply` of every autograd.Function is bound from: a class method of Python up to torch
 #: 2.13, one of C from 2.14 on.
 FUNCTION_APPLY: Any = getattr(_APPLY, "__func__", _APPLY)
+NEWEST_TORCH = (2, 15)
+"""The newest torch that the tests were run with; docs/coverage/versions.md has all of them."""
+
+
+@functools.cache
+def check_torch(version: str = torch.__version__) -> None:
+    """Say once when torch is newer than what weft was tested with."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) > NEWEST_TORCH:
+        newest = ".".join(map(str, NEWEST_TORCH))
+        text = "torch %s is newer than what this weft was tested with (up to %s): %s"
+        notices.warning(text, version, newest, "what does not fit is switched off")
+
+
+@contextmanager
+def fits(what: str) -> Iterator[None]:
+    """Do without something that this version of torch has no place for, and say so in one line."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        text = "%s switched off: not made for torch %s (%s)"
+        notices.warning(text, what, torch.__version__, reason)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core.control import copy_nodes
+from weft_core.graph_copy import copy_nodes
 from weft_core.tensor_versions import version_of
 
 from weft_codegen.folding import fold_affine, pack_weights

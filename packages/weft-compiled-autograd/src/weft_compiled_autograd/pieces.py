@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-from weft_core.control import copy_nodes
 from weft_core.events import counters
+from weft_core.graph_copy import copy_nodes
 
 from weft_compiled_autograd.accumulation import set_grad, set_grad_copy
 from weft_compiled_autograd.cache import Compiler

@@ -1,7 +1,8 @@
 """The ground under every weft package: errors, events, settings, cache folder, fakes, tracing.
 
-Nothing is imported here, so that importing one module costs only that module;
-`fake` and `tracing` need parts of torch that the others do not.
+What two packages need is here. The interface is the modules without a leading underscore, which
+docs/architecture/core.md lists. Nothing is imported here, so that importing one module costs only
+that module; `fake` and `tracing` need parts of torch that the others do not.
 """
 
 import sys

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from weft_core import mutating_ops
+from weft_core import _mutating_ops
 from weft_core.eager_error_probe import is_concrete, is_self_overlapping
 from weft_core.errors import Unsupported
 from weft_core.symnodes import equal_sizes
@@ -43,8 +43,8 @@ class AdapterMode(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if (operator := mutating_ops.mutating(func)) is not None:
-            return mutating_ops.call(operator, args, kwargs, self)
+        if (operator := _mutating_ops.mutating(func)) is not None:
+            return _mutating_ops.call(operator, args, kwargs, self)
         name = func.__name__.partition(".")[0]
         writes = kwargs.get("inplace") or _WRITES(name)
         written = args[0] if writes else kwargs.get("out")

@@ -6,7 +6,7 @@
 
 A seal covers folder, name and payload, so that no entry is taken for another, and nothing that
 another user left is loaded. Files are renamed into place: a reader sees all of one, or none.
-A folder that cannot be used is replaced by a temporary one for this process (see `privatedir`).
+A folder that cannot be used is replaced by a temporary one for this process (see `_privatedir`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft_core import privatedir
+from weft_core import _privatedir
 from weft_core.events import notify
 
 _log = logging.getLogger("weft.core.cachedir")
@@ -45,15 +45,15 @@ def cache_dir(sub: str = "") -> Path:
     Raises:
         CompilerUnavailable: when no temporary folder can be made either.
     """
-    wanted = privatedir.requested_root()
-    root = privatedir.replacement(wanted)
+    wanted = _privatedir.requested_root()
+    root = _privatedir.replacement(wanted)
     while True:
         try:
             if root is None:
-                privatedir.secure(wanted, link=True)
+                _privatedir.secure(wanted, link=True)
             return _inside(root or wanted, sub)
         except OSError as error:
-            root = privatedir.replace(wanted, root, error)
+            root = _privatedir.replace(wanted, root, error)
 
 
 def abandon(root: Path, error: OSError) -> None:
@@ -62,15 +62,15 @@ def abandon(root: Path, error: OSError) -> None:
     Raises:
         CompilerUnavailable: when `root` was one already, or none can be made.
     """
-    wanted = privatedir.requested_root()
-    privatedir.replace(wanted, None if root == wanted else root, error)
+    wanted = _privatedir.requested_root()
+    _privatedir.replace(wanted, None if root == wanted else root, error)
 
 
 def _inside(root: Path, sub: str) -> Path:
     path = root
     for name in filter(None, sub.split("/")):
         path = path / name
-        privatedir.secure(path)
+        _privatedir.secure(path)
     return path
 
 
@@ -78,7 +78,7 @@ def _inside(root: Path, sub: str) -> Path:
 def scratch(prefix: str) -> Iterator[Path]:
     """Make a folder in the cache folder for a while; if this process is killed, others sweep it."""
     with (
-        privatedir.working_folder(cache_dir("tmp")) as place,
+        _privatedir.working_folder(cache_dir("tmp")) as place,
         tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as folder,
     ):
         yield Path(folder)
@@ -90,7 +90,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     Raises:
         OSError: when it cannot be written.
     """
-    with privatedir.working_folder(_inside(_root_of(path), "tmp")) as place:
+    with _privatedir.working_folder(_inside(_root_of(path), "tmp")) as place:
         handle, name = tempfile.mkstemp(dir=place, prefix=f"{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -165,7 +165,7 @@ def package_digest(file: str) -> str:
 
 def _root_of(path: Path) -> Path:
     """Return the cache folder that a file is in: the one in use, or the one of before."""
-    known = privatedir.all_roots()
+    known = _privatedir.all_roots()
     return next((folder for folder in path.parents if folder in known), path.parent)
 
 
@@ -194,7 +194,7 @@ def _key(root: Path) -> bytes:
 def _new_key(path: Path) -> None:
     """Put a new key where there is none, or one that cannot be used; the first writer wins."""
     bad = path.lstat().st_ino if os.path.lexists(path) else None
-    with privatedir.working_folder(_inside(path.parent, "tmp")) as place:
+    with _privatedir.working_folder(_inside(path.parent, "tmp")) as place:
         handle, name = tempfile.mkstemp(dir=place, prefix="key.")
         try:
             with os.fdopen(handle, "wb") as file:

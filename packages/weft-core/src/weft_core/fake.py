@@ -23,8 +23,8 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from weft_core import eager_error_probe, jagged, python_kernels, static_shapes, torch_compiler_shim
-from weft_core.fake_strides import strides_of
+from weft_core import _python_kernels, eager_error_probe, jagged, static_shapes, torch_compiler_shim
+from weft_core._fake_strides import strides_of
 from weft_core.symbolic_sizes import SizeSource, limit, new_symint, symbolic_layout
 from weft_core.tensor_subclass import SubclassLayout, leaves
 
@@ -216,7 +216,7 @@ _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_fals
 def _prepare_torch() -> None:
     """Once a process: placeholders for foreign modules, functions that would import them."""
     static_shapes.install()
-    python_kernels.correct_python_kernels()
+    _python_kernels.correct_python_kernels()
     torch_compiler_shim.defer_compiler_import()
     modules = [module for name, module in sys.modules.items() if name.startswith("torch.")]
     scopes = [vars(module) for module in modules if isinstance(module, types.ModuleType)]

@@ -25,11 +25,11 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft_core._layouts import restride_as, unusual_results
 from weft_core.adapters import AdapterMode
 from weft_core.eager_error_probe import divides, may_raise
 from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
-from weft_core.layouts import restride_as, unusual_results
 from weft_core.symnodes import SymbolTable, SymValue
 from weft_core.warnings_capture import suppress_warnings
 

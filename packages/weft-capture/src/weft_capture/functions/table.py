@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from weft_core.platform import check_torch, fits
 
 from weft_capture.breaks import Break
 from weft_capture.functions.graph_functions import hashes_silently, is_graph_function
 from weft_capture.model.constant import NONE, SCALARS, fold, real_call
 from weft_capture.model.protocol import H, Handler, Kwargs, Raised, Tracer, Value
+from weft_capture.torch_compat import check_torch, fits
 
 
 class Treatment(enum.Enum):

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _cast
-from weft_core import jagged_attention, torch_compiler_shim
+from weft_core import torch_compiler_shim
 from weft_core.inlinable import inlinable
 
 from weft_capture.breaks import Break
 from weft_capture.functions.language.polyfilled import polyfill
 from weft_capture.functions.table import rule
+from weft_capture.libraries import jagged_attention
 from weft_capture.model.constant import FALSE, NONE, Constant
 from weft_capture.model.contexts import NullContext
 from weft_capture.model.protocol import Output, Tracer, Value, method

@@ -1,22 +1,67 @@
 """Packed sequences whose lengths are constants.
 
-Packing and padding sequences of known lengths are one node each, which has the lengths as ints
-(`weft_core.packed_sequence`).
+Packing and padding sequences of known lengths are one node each, which has the lengths as ints.
+`sizes` is how many sequences reach each step (`PackedSequence.batch_sizes`), as ints.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils import rnn
-from weft_core import packed_sequence
+from weft_core.adapters import layer_by_layer
 
 from weft_capture.breaks import Break
 from weft_capture.functions.table import rule, rule_of_each
 from weft_capture.model.constant import NONE
 from weft_capture.model.protocol import Tracer, Value
 from weft_capture.tensors.known_numbers import numbers
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def batch_sizes_of(lengths: Sequence[int]) -> list[int]:
+    """Return how many sequences reach each step; of step counts, how long each sequence is."""
+    return [sum(length > step for length in lengths) for step in range(max(lengths))]
+
+
+def pack(padded: torch.Tensor, lengths: Sequence[int], batch_first: bool) -> torch.Tensor:
+    """Return the items of sequences, step by step, without the padding."""
+    rows = padded.transpose(0, 1) if batch_first else padded
+    sizes, count = batch_sizes_of(lengths), len(lengths)
+    places = [step * count + place for step, size in enumerate(sizes) for place in range(size)]
+    flat = rows.narrow(0, 0, len(sizes)).flatten(0, 1)
+    return flat.index_select(0, torch.tensor(places, device=padded.device))
+
+
+def pad(
+    data: torch.Tensor, sizes: Sequence[int], batch_first: bool, padding: Any, length: int
+) -> torch.Tensor:
+    """Return packed sequences side by side, padded to a length."""
+    rows = torch.cat([data, data.new_full((1, *data.shape[1:]), padding)])
+    starts = [sum(sizes[:step]) for step in range(len(sizes))]
+    places = [[len(data)] * sizes[0] for _ in range(length)]
+    for start, size, row in zip(starts, sizes, places, strict=False):
+        row[:size] = range(start, start + size)
+    steps = rows[torch.tensor(places, device=data.device)]
+    return steps.transpose(0, 1) if batch_first else steps
+
+
+def run_rnn(
+    kind: str, data: Any, sizes: Sequence[int], hidden: Any, weights: Any, biases: bool,
+    layers: int, dropout: float, train: bool, bidirectional: bool,
+) -> Any:  # fmt: skip
+    """Return what `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` does for packed sequences."""
+    whole = getattr(torch.ops.aten, kind).data.py_kernels[_COMPOSITE]
+
+    def run(data: Any, hidden: Any, *rest: Any) -> Any:
+        return whole(data, list(sizes), hidden, *rest[:-1])
+
+    rest = weights, biases, layers, dropout, train, bidirectional, False
+    found = layer_by_layer(run, data, hidden, *rest)
+    return run(data, hidden, *rest) if found is None else found
 
 
 def ints(tensor: Value, what: str) -> list[int]:
@@ -44,8 +89,8 @@ def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value
     if shape[batch] != len(counts) or shape[time] < counts[0]:
         raise Break("operator-error", "packing other sequences than there are")
     arguments = [input, tx.literal(counts), batch_first]
-    data = tx.graph.emit("call_function", packed_sequence.pack, arguments, {})
-    return tx.tuple_of([data, _tensor(tx, packed_sequence.batch_sizes_of(counts))])
+    data = tx.graph.emit("call_function", pack, arguments, {})
+    return tx.tuple_of([data, _tensor(tx, batch_sizes_of(counts))])
 
 
 @rule(torch._pad_packed_sequence)
@@ -57,8 +102,8 @@ def _pad(
     if data.example().shape[0] != sum(sizes):
         raise Break("operator-error", "unpacking other sequences than there are")
     arguments = [data, tx.literal(sizes), batch_first, padding_value, total_length]
-    padded = tx.graph.emit("call_function", packed_sequence.pad, arguments, {})
-    return tx.tuple_of([padded, _tensor(tx, packed_sequence.batch_sizes_of(sizes))])
+    padded = tx.graph.emit("call_function", pad, arguments, {})
+    return tx.tuple_of([padded, _tensor(tx, batch_sizes_of(sizes))])
 
 
 @rule(rnn.invert_permutation)

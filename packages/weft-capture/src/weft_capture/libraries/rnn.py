@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from weft_core import lstm, packed_sequence
+from weft_core import lstm
 
 from weft_capture.breaks import Break
 from weft_capture.config import settings
 from weft_capture.functions.table import rule_of_each
-from weft_capture.libraries.packed_sequence import ints
+from weft_capture.libraries.packed_sequence import ints, run_rnn
 from weft_capture.model.protocol import Tracer, Value
 
 
@@ -21,7 +21,7 @@ def _run(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
             _check_steps(tx, function, args)
         return tx.graph.emit("call_function", function, list(args), kwargs)
     leading = [tx.literal(function.__name__), args[0], tx.literal(ints(args[1], "the sizes"))]
-    return tx.graph.emit("call_function", packed_sequence.run_rnn, [*leading, *args[2:]], {})
+    return tx.graph.emit("call_function", run_rnn, [*leading, *args[2:]], {})
 
 
 def _check_steps(tx: Tracer, function: Any, args: tuple[Value, ...]) -> None:

@@ -1,7 +1,7 @@
 """Split a graph at control flow on tensors; Python runs between the subgraphs.
 
-A branch or a loop on a tensor's value (`weft_core.control`) cannot be in a compiled graph, nor can
-a change of a mode that the subgraphs after it run in. The nodes between them form the longest
+A branch or a loop on a tensor's value (`tensors/control_ops.py`) cannot be in a compiled graph, nor
+can a change of a mode that the subgraphs after it run in. The nodes between them form the longest
 subgraphs possible. Each is compiled when it first runs, for the inputs of that call, and so are
 branches and bodies of loops. Autograd records what ran.
 """
@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core import control
 from weft_guards.state import TorchState
 
 from weft_capture import frame
 from weft_capture.model.contexts import enter_attention, leave_attention
+from weft_capture.passes.subgraphs import extract_subgraph
+from weft_capture.tensors import control_ops
 
 Compiled = Callable[..., Any]
 CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]
@@ -48,7 +49,7 @@ def compile_split(
 
 
 def _is_split(gm: fx.GraphModule) -> bool:
-    return any(node.target in control.TARGETS for node in gm.graph.nodes)
+    return any(node.target in control_ops.TARGETS for node in gm.graph.nodes)
 
 
 def _split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
@@ -65,7 +66,7 @@ def _split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
             pending.append(node)
         else:
             if pending:
-                piece = control.extract_subgraph(gm, pending)
+                piece = extract_subgraph(gm, pending)
                 piece.call(graph, _CompiledPiece(piece.module, compile_one).run, copies)
                 pending.clear()
             if node.op == "get_attr":
@@ -80,8 +81,8 @@ def _stays(node: fx.Node) -> bool:
         return True
     if node.target is operator.getitem:
         source = node.args[0]
-        return isinstance(source, fx.Node) and source.target in control.TARGETS
-    return node.target in control.TARGETS or node.target in _MODES
+        return isinstance(source, fx.Node) and source.target in control_ops.TARGETS
+    return node.target in control_ops.TARGETS or node.target in _MODES
 
 
 class _CompiledBranch(torch.nn.Module):

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
-from weft_core import control, events
+from weft_core import events
 from weft_core.fake import fresh_fake
 from weft_core.tensor_versions import version_of
 
 from weft_capture import config
 from weft_capture.model.region_marks import result_state
+from weft_capture.passes.subgraphs import Subgraph, extract_subgraph
 
 Compiled = Callable[..., Any]
 CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]
@@ -55,7 +56,7 @@ def deduplicate_regions(
         return None
     chosen = calls.choose()
     pieces = [(kind, list(group)) for kind, group in itertools.groupby(nodes, chosen.get)]
-    cuts = [control.extract_subgraph(gm, group) for _, group in pieces]
+    cuts = [extract_subgraph(gm, group) for _, group in pieces]
     if not chosen or not _may_pass([piece.given for piece in cuts]):
         return None
     graph, compiled = fx.Graph(), dict[Any, Compiled | None]()
@@ -104,7 +105,7 @@ def _may_pass(taken: Sequence[Sequence[fx.Node]]) -> bool:
     return True
 
 
-def _compile(piece: control.Subgraph, compile_one: CompileOne) -> Compiled | None:
+def _compile(piece: Subgraph, compile_one: CompileOne) -> Compiled | None:
     """Compile a piece for the fakes of what it is given, of which some may share memory."""
     module, fakes = (
         piece.module,

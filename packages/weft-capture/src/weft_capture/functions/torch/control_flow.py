@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
-from weft_core import control
+from weft_core.graph_copy import copy_nodes
 from weft_core.inlinable import inlinable
 from weft_core.tensor_versions import version_of
 
@@ -27,6 +27,7 @@ from weft_capture.functions.table import rule
 from weft_capture.functions.torch.pytree import real_tree, tree_value
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.protocol import Tracer, Value
+from weft_capture.tensors import control_ops
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
 
@@ -120,7 +121,7 @@ def _emit(
     free = list(dict.fromkeys(n for n in outer if n not in inside and n not in carried))
     operands = carried + free
     modules = [
-        control.copy_nodes(graph.root, branch.made, branch.outputs, operands) for branch in branches
+        copy_nodes(graph.root, branch.made, branch.outputs, operands) for branch in branches
     ]
     for branch in branches:
         for node in reversed(branch.made):
@@ -154,7 +155,7 @@ def _cond(
     taken = _run(tx, "the true branch of torch.cond", true_fn, args)
     other = _run(tx, "the false branch of torch.cond", false_fn, args)
     other.check_like(taken.leaves, taken.spec)
-    tensors = _emit(tx, control.cond, [pred], [], [taken, other]) if taken.outputs else []
+    tensors = _emit(tx, control_ops.cond, [pred], [], [taken, other]) if taken.outputs else []
     return _rebuilt(tx, taken, tensors)
 
 
@@ -180,7 +181,7 @@ def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Valu
     body = _run(tx, "the body of torch.while_loop", body_fn, args)
     body.check_like(leaves, spec)
     carried = [leaf.node for leaf in leaves]
-    return _rebuilt(tx, body, _emit(tx, control.while_loop, [], carried, [asked, body]))
+    return _rebuilt(tx, body, _emit(tx, control_ops.while_loop, [], carried, [asked, body]))
 
 
 # ---- operators over the rows of tensors: torch's own Python around them, and their meaning here

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch.nested._internal import nested_tensor, sdpa
-
 from weft_core.jagged import is_jagged
 
 aten = torch.ops.aten
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_library = torch.library.Library("weft_core", "FRAGMENT")
+_library = torch.library.Library("weft_capture", "FRAGMENT")
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor rows, Tensor key_rows, float? scale"
 _library.define(f"jagged_attention({_GIVEN}) -> (Tensor, Tensor)")
 _library.define(
@@ -79,7 +78,7 @@ _library.impl("jagged_attention_backward", _fake_backward, "Meta")
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        out, lse = torch.ops.weft_core.jagged_attention(*given)
+        out, lse = torch.ops.weft_capture.jagged_attention(*given)
         ctx.save_for_backward(*given[:-1], out, lse)
         ctx.scale = given[-1]
         return out
@@ -87,7 +86,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         *given, out, lse = ctx.saved_tensors
-        backward = torch.ops.weft_core.jagged_attention_backward
+        backward = torch.ops.weft_capture.jagged_attention_backward
         return *backward(*given, ctx.scale, out, lse, grad), None, None, None
 
 

@@ -1,14 +1,12 @@
-"""Versions of torch and CPython that weft was not made for."""
+"""Versions of torch that weft was not made for."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
-from weft_core.platform import NEWEST_TORCH, check_torch, fits
+from weft_capture.torch_compat import NEWEST_TORCH, check_torch, fits
 
 
 @pytest.mark.parametrize(
@@ -34,10 +32,3 @@ def test_what_does_not_fit_is_switched_off_with_one_line():
     with pytest.warns(UserWarning, match=text) as caught, fits("a part is"):
         torch.nothing_of_that_name  # noqa: B018
     assert len(caught) == 1
-
-
-def test_free_threaded_builds_are_refused():
-    program = "import sys; sys.abiflags = 't'; import weft_core.errors"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.returncode
-    assert "free-threaded" in ended.stderr.splitlines()[-1]
