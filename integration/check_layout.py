@@ -1,8 +1,9 @@
 """Check the rules of layout that no linter knows; `--report` prints sizes instead.
 
-A file has at most 500 lines and a function 60, no package imports what it does not declare or what
-is not in another's interface, no modules import each other in a circle, no two test files share a
-name, the parts of torch that weft replaces are imported nowhere, and named in one file.
+A file, of C too, has at most 500 lines and a function 60, no package imports what it does not
+declare or what is not in another's interface, no modules import each other in a circle, no two
+test files share a name, the parts of torch that weft replaces are imported nowhere, and named in
+one file, and one file a package has what depends on the version of torch, one that of CPython.
 """
 
 import argparse
@@ -25,6 +26,16 @@ GENERATED = "_abi.py"  # written when weft-codegen is built
 SHIM = "torch_compiler_shim.py"  # of weft-core: by these names it is recognised
 # Names the types of what imports it, for annotations: those imports count in no circle.
 PROTOCOL = "weft_capture.model.protocol"
+# What differs between versions is in one file a package, and in one header.
+VERSIONS = {
+    "torch_compat": r"torch\.(__version__|version\b)|\b(has|get)attr\((torch|aten)[\w.]*, \"",
+    "python_compat": r"\bsys\.(version_info|hexversion)|\bPY3\d\d\b|PY_VERSION_HEX",
+}
+# Of capture, where each instruction is that of a version; and where versions are only printed, or
+# part of a key.
+ANY_VERSION = re.compile(
+    r"weft_capture/bytecode/|weft/__main__|weft_codegen/(tune|measure|graph_cache|kernels/load)\.py"
+)
 # Other packages import from their roots; core's and guards' public modules are an interface.
 STAGES = {"weft_capture", "weft_aot", "weft_compiled_autograd", "weft_codegen"}
 DEEP = {"weft_codegen.kernels.toolchain"}
@@ -81,20 +92,31 @@ def is_deep(package: str, parts: list[str]) -> bool:
     return (package in STAGES and deep) or any(part.startswith("_") for part in parts)
 
 
+def check_lines(path: Path, text: str) -> Iterator[str]:
+    """Yield whether a file is too long, and its lines that name what another file is for."""
+    where, lines = path.relative_to(ROOT), list(enumerate(text.splitlines(), 1))
+    if len(lines) > FILE_LIMIT:
+        yield f"{where}: {len(lines)} lines (limit {FILE_LIMIT})"
+    for module, pattern in VERSIONS.items():
+        if path.stem != module and not ANY_VERSION.search(str(where)):
+            for line, content in lines:
+                if re.search(pattern, content):
+                    yield f"{where}:{line}: asks for a version; only {module} does"
+    if path.name != SHIM:
+        for line, content in lines:
+            if FORBIDDEN.search(content):
+                yield f"{where}:{line}: names what weft replaces; only {SHIM} does"
+
+
 def check_file(path: Path, declared: set[str]) -> Iterator[str]:
     """Yield what is wrong with one source file."""
     where = path.relative_to(ROOT)
     text = path.read_text()
     tree = ast.parse(text)
-    if (lines := text.count("\n")) > FILE_LIMIT:
-        yield f"{where}: {lines} lines (limit {FILE_LIMIT})"
     for length, node in functions(tree):
         if length > FUNCTION_LIMIT:
             yield f"{where}:{node.lineno}: {node.name} has {length} lines (limit {FUNCTION_LIMIT})"
-    if path.name != SHIM:
-        for line, content in enumerate(text.splitlines(), 1):
-            if FORBIDDEN.search(content):
-                yield f"{where}:{line}: names what weft replaces; only {SHIM} does"
+    yield from check_lines(path, text)
     for line, name in imported_names(tree, path):
         top, *rest = name.split(".")
         foreign = top.startswith("weft_") and top not in path.parts
@@ -154,6 +176,8 @@ def problems() -> Iterator[str]:
         declared = declared_imports(package.parent)
         for path in python_files(package.parent):
             yield from check_file(path, declared)
+        for path in sorted(package.parent.glob("src/**/*.[ch]")):
+            yield from check_lines(path, path.read_text())
     tests = (path for path in ROOT.glob("**/test_*.py") if not {".nox", ".venv"} & {*path.parts})
     names = Counter(path.name for path in tests)
     yield from (f"{name}: {n} test files have this name" for name, n in names.items() if n > 1)

@@ -1,6 +1,7 @@
 """Build of the frame-evaluation hook; everything else is declared in pyproject.toml."""
 
 import sysconfig
+from glob import glob
 
 from setuptools import Extension, setup
 
@@ -14,7 +15,7 @@ setup(
         Extension(
             "weft_capture.frame._hook",
             sources=["src/weft_capture/frame/_hook.c"],
-            depends=["src/weft_capture/frame/compat.h"],
+            depends=glob("src/weft_capture/frame/*.h"),
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter"],
         )
     ]

@@ -48,6 +48,7 @@ from weft_capture.policy.selection import (
     with_own_builtins,
 )
 from weft_capture.tensors.modes import lookup_under_modes, modes_put_away
+from weft_capture.torch_compat import BATCHED_GRADIENTS
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -367,18 +368,12 @@ def _shared(code: types.CodeType, share: object, request: CaptureRequest) -> Cap
         return state
 
 
-_BATCHED: Any = torch._C.DispatchKey.FuncTorchVmapMode
-with suppress(RuntimeError):  # a key that a later torch may lack
-    # In force in a backward pass with `is_grads_batched`, whose gradients have no memory.
-    _BATCHED = torch._C._dispatch_key_parse("VmapMode")
-
-
 def _is_transforming() -> bool:
     # What vmap, grad and forward-mode derivatives call on their tensors runs as it is, and so does
     # the inside of an operator (`__torch_dispatch__`, kernels in Python), which autograd is above.
     return (
         torch._C._are_functorch_transforms_active()
-        or torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED)
+        or torch._C._dispatch_tls_is_dispatch_key_included(BATCHED_GRADIENTS)
         or forward_ad._current_level >= 0
         or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
     )

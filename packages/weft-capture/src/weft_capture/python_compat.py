@@ -1,4 +1,6 @@
-"""Differences between the supported versions of CPython outside bytecode/: messages, warnings.
+"""Differences between the supported versions of CPython: flags, messages, warnings.
+
+Only `bytecode/` asks the flags; every other difference has a name here.
 
 A message is taken from the interpreter, with an object of a class `{0}` in a module `{1}`.
 """
@@ -6,12 +8,15 @@ A message is taken from the interpreter, with an object of a class `{0}` in a mo
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from types import NoneType
 from typing import Any
 
-from weft_capture.bytecode import PY314
+PY312 = sys.version_info >= (3, 12)
+PY313 = sys.version_info >= (3, 13)
+PY314 = sys.version_info >= (3, 14)
 
 _WARNINGS: Any = warnings
 #: What `catch_warnings` calls in C: a lock's functions, and what forgets what was given.
@@ -22,6 +27,18 @@ if PY314:
     FILTERS_MUTATED = _WARNINGS._filters_mutated_lock_held
 TUPLE_ASKS_LENGTH = not PY314
 """Whether `tuple` asks an object how long it is, as `list` does."""
+HASH_NAMES_CONTAINER = PY314
+"""Whether the error of an unhashable key or element says what it was to be in."""
+ANNOTATE = ("__annotate__",) * PY314
+"""What functions have that computes their annotations."""
+THROW_WARNS_OF_CLASSES = PY312
+"""Whether `throw(class, value)` warns."""
+CLOSE_RETURNS = PY313
+"""Whether `close` gives what the generator returned."""
+FRAME_KEEPS_LOCALS = not PY313
+"""Whether a frame has one dict for `locals()`, which keeps what was put into it."""
+WITH_CALLS_SPECIAL_METHODS = PY314
+"""Whether `with` looks methods up as LOAD_SPECIAL does: two slots for the call at its end."""
 
 
 def type_name(cls: type) -> str:

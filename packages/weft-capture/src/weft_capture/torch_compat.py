@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -14,8 +14,21 @@ _APPLY: Any = vars(torch.autograd.Function)["apply"]
 #: What `apply` of every autograd.Function is bound from: a class method of Python up to torch
 #: 2.13, one of C from 2.14 on.
 FUNCTION_APPLY: Any = getattr(_APPLY, "__func__", _APPLY)
+#: The key in force in a backward pass with `is_grads_batched`, whose gradients have no memory.
+BATCHED_GRADIENTS: Any = torch._C.DispatchKey.FuncTorchVmapMode
+with suppress(RuntimeError):  # a key that a later torch may lack
+    BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
+#: Which torch this is, for keys.
+BUILD = torch.__version__, torch.version.git_version
+
 NEWEST_TORCH = (2, 15)
 """The newest torch that the tests were run with; docs/coverage/versions.md has all of them."""
+
+
+def grad_dtype(leaf: torch.Tensor) -> torch.dtype:
+    """Return the dtype of a leaf's gradient, which from torch 2.10 on can be set."""
+    dtype: torch.dtype = getattr(leaf, "grad_dtype", leaf.dtype)
+    return dtype
 
 
 @functools.cache

@@ -7,20 +7,7 @@
 #ifndef WEFT_GUARDS_CLASSES_H
 #define WEFT_GUARDS_CLASSES_H
 
-#include <Python.h>
-#include <stdint.h>
-
-static PyObject *
-referent(PyObject *reference)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *target;
-    return PyWeakref_GetRef(reference, &target) == 1 ? target : NULL;
-#else
-    PyObject *target = PyWeakref_GetObject(reference);
-    return target && target != Py_None ? Py_NewRef(target) : NULL;
-#endif
-}
+#include "python_compat.h"
 
 static int
 is_referent(PyObject *value, PyObject *reference)

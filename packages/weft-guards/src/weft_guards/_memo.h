@@ -71,16 +71,6 @@ forget_memo(Memo *memo)
 
 /* ---- running */
 
-#if PY_VERSION_HEX >= 0x030E0000
-#define version_of(dict) ((uint64_t)0) /* dicts have none; see has_version */
-#else
-static inline uint64_t
-version_of(PyObject *dict)
-{
-    return ((PyDictObject *)dict)->ma_version_tag;
-}
-#endif
-
 static int
 run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *filled,
          int64_t *amounts)
@@ -156,20 +146,12 @@ operand(Fact *fact, PyObject **seen, Py_ssize_t *reg)
     *seen = fact->reg < 0 ? fact->seen : NULL;
 }
 
-/* Only plain dicts, and those whose items are not kept in their instance (which then changes them
- * past their version). Of an OrderedDict the version says nothing about the order. */
+/* Only plain dicts have a version that tells of each change; of an OrderedDict it says nothing about
+ * the order. */
 static int
 has_version(PyObject *dict)
 {
-    if (!PyDict_CheckExact(dict) && !PyODict_CheckExact(dict))
-        return 0;
-#if PY_VERSION_HEX >= 0x030E0000
-    return 0;
-#elif PY_VERSION_HEX >= 0x030D0000
-    return ((PyDictObject *)dict)->ma_values == NULL;
-#else
-    return 1;
-#endif
+    return (PyDict_CheckExact(dict) || PyODict_CheckExact(dict)) && version_tells(dict);
 }
 
 /* Make sure that the memo compares the version of a known dict; 0 when it cannot. */

@@ -11,7 +11,6 @@ from .encode import AssemblyError, stack_after
 from .instr import (
     NO_FALL_THROUGH,
     NULL_BELOW,
-    PY314,
     Decoded,
     Handler,
     Instr,
@@ -26,7 +25,6 @@ from .writer import Writer
 __all__ = [
     "NO_FALL_THROUGH",
     "NULL_BELOW",
-    "PY314",
     "AssemblyError",
     "Decoded",
     "Handler",

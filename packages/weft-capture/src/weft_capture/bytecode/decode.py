@@ -15,6 +15,8 @@ from dataclasses import replace
 from types import CodeType
 from typing import Any
 
+from weft_capture.python_compat import PY312, PY313, PY314
+
 from .instr import (
     BACKWARD,
     CACHE_UNITS,
@@ -28,9 +30,6 @@ from .instr import (
     KIND,
     NO_POSITION,
     NULL_BELOW,
-    PY312,
-    PY313,
-    PY314,
     SUBSCRIBE,
     UNBOUND,
     Decoded,

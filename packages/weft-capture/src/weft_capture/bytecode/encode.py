@@ -12,6 +12,8 @@ from functools import cache
 from itertools import groupby
 from types import CodeType
 
+from weft_capture.python_compat import PY312, PY314
+
 from .instr import (
     BACKWARD,
     CACHE_UNITS,
@@ -19,8 +21,6 @@ from .instr import (
     FOR_ITER_BACK,
     HAS_ARG,
     NO_FALL_THROUGH,
-    PY312,
-    PY314,
     FrameShape,
     Instr,
     Item,

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import dis
 import opcode
-import sys
 import weakref
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-PY312 = sys.version_info >= (3, 12)
-PY313 = sys.version_info >= (3, 13)
-PY314 = sys.version_info >= (3, 14)
+from weft_capture.python_compat import PY312, PY313, PY314
 
 #: On 3.11 and 3.12 the NULL of a call lies below the callable, from 3.13 on above it.
 NULL_BELOW = not PY313

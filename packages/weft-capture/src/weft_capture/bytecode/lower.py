@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft_capture.python_compat import PY312, PY313, PY314
+
 from .instr import (
     COMMON_CONSTANTS,
     COMPARE_SHIFT,
@@ -18,9 +20,6 @@ from .instr import (
     ENTER_WITH,
     INTRINSICS,
     KIND,
-    PY312,
-    PY313,
-    PY314,
     SUBSCRIBE,
     Item,
     Label,

@@ -13,11 +13,11 @@ from dataclasses import replace
 from types import CodeType
 from typing import Any
 
+from weft_capture.python_compat import PY312, PY313
+
 from .encode import assemble
 from .instr import (
     NULL_BELOW,
-    PY312,
-    PY313,
     Cover,
     Decoded,
     FrameShape,

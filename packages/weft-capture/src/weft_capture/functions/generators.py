@@ -29,6 +29,7 @@ from weft_capture.model.iterators import IteratorValue
 from weft_capture.model.protocol import Frame, Kwargs, MethodOf, Output, Raised, Tracer, Value
 from weft_capture.policy.coroutine_entry import driven_here
 from weft_capture.policy.selection import is_skipped_code
+from weft_capture.python_compat import CLOSE_RETURNS
 
 
 @dataclass(eq=False)
@@ -142,7 +143,7 @@ class GeneratorValue(IteratorValue):
             raise
         if item is not None:
             tx.raise_(RuntimeError, f"{self.kind} ignored GeneratorExit")
-        return (self.returned or NONE) if sys.version_info >= (3, 13) else NONE
+        return (self.returned or NONE) if CLOSE_RETURNS else NONE
 
     def _refuse_ended(self, tx: Tracer) -> None:
         if self.kind == "coroutine":

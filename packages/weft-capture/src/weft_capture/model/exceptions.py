@@ -7,7 +7,6 @@ handled gets that one as its `__context__`.
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +30,7 @@ from weft_capture.model.protocol import (
     Value,
     method,
 )
-from weft_capture.python_compat import add_note, error_text
+from weft_capture.python_compat import THROW_WARNS_OF_CLASSES, add_note, error_text
 
 
 class TracebackValue(Value):
@@ -282,7 +281,7 @@ def generator_kind(flags: int) -> str:
 def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
     """Return the exception that `throw` is given, in the old form as class, value, traceback."""
     value = rest[0] if rest and rest[0] is not NONE else error
-    if rest and (sys.version_info >= (3, 12) or value.is_constant()):
+    if rest and (THROW_WARNS_OF_CLASSES or value.is_constant()):
         raise Break("warns", "throw or athrow with more than one argument")
     return value.tp_call(tx, [], {}) if issubclass(value.python_type(), type) else value
 

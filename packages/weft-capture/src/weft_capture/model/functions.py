@@ -20,7 +20,7 @@ import torch
 from weft_guards.sources import AttrSource, ConstSource, ItemSource, Source
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.bytecode import PY314, decode, docstring_of
+from weft_capture.bytecode import decode, docstring_of
 from weft_capture.model.constant import NONE, constant, fold, real_call
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.dicts import DictValue, LazyValue
@@ -33,6 +33,7 @@ from weft_capture.model.protocol import (
     Value,
     found_by_identity,
 )
+from weft_capture.python_compat import ANNOTATE
 
 
 @dataclass(eq=False)
@@ -89,8 +90,7 @@ class CellValue(MutableValue):
 
 FUNCTION_FIELDS = frozenset(
     ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__")
-    + ("__annotate__",) * PY314
-)
+) | frozenset(ANNOTATE)
 """Attributes of a function that are not in its `__dict__`, and that capture sets."""
 _KINDS = {"__name__": str, "__qualname__": str, "__type_params__": tuple, "__annotations__": dict}
 
@@ -147,7 +147,7 @@ class FunctionValue(MutableValue):
             "__kwdefaults__": lambda: tx.literal(self.kwdefaults or None),
             "__globals__": lambda: tx.globals_of(self),
             "__type_params__": lambda: tx.tuple_of([]),
-            **({"__annotate__": lambda: NONE} if PY314 else {}),
+            **dict.fromkeys(ANNOTATE, lambda: NONE),
         }
         if name in known:
             return known[name]()

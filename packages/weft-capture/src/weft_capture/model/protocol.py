@@ -29,8 +29,7 @@ from weft_guards.payloads import find_in_class
 from weft_guards.sources import Source
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.bytecode import PY314
-from weft_capture.python_compat import type_name, unhashable, unhashable_in
+from weft_capture.python_compat import HASH_NAMES_CONTAINER, type_name, unhashable, unhashable_in
 
 if TYPE_CHECKING:
     from weft_capture.execution.frames import Frame as Frame
@@ -426,12 +425,12 @@ def key_in(container: type, item: Value) -> object:
     """Return an item's hash key for a dict or a set; an error says what it was to be there."""
     try:
         key = item.tp_hash()
-        if PY314:
+        if HASH_NAMES_CONTAINER:
             hash(key)
         return key
     except Raised as raised:
         error = raised.value
-        if not PY314 or error.python_type() is not TypeError:
+        if not HASH_NAMES_CONTAINER or error.python_type() is not TypeError:
             raise
         text = current_tracer().builtin(str, error).as_constant()
     current_tracer().raise_(TypeError, unhashable_in(container, item.python_type(), text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft_capture.bytecode import PY314, Instr
+from weft_capture.bytecode import Instr
 from weft_capture.functions.classes import ClassValue
 from weft_capture.model.constant import NONE, NULL, constant
 from weft_capture.model.exceptions import (
@@ -16,7 +16,12 @@ from weft_capture.model.exceptions import (
 )
 from weft_capture.model.protocol import Frame, Raised, Tracer, Value
 from weft_capture.opcodes.table import opcode
-from weft_capture.python_compat import async_enters, enters, error_text
+from weft_capture.python_compat import (
+    WITH_CALLS_SPECIAL_METHODS,
+    async_enters,
+    enters,
+    error_text,
+)
 
 
 @opcode("RAISE_VARARGS")
@@ -116,7 +121,8 @@ def _before_with(frame: Frame, instr: Instr) -> None:
         tx.raise_(TypeError, error_text(use, cls, there))
     exit_method = manager.tp_getattro(tx, leave)
     entered = manager.call_method(tx, enter, [], {})
-    frame.stack.extend((exit_method, NULL, entered) if PY314 else (exit_method, entered))
+    slots = (exit_method, NULL) if WITH_CALLS_SPECIAL_METHODS else (exit_method,)
+    frame.stack.extend((*slots, entered))
 
 
 @opcode("WITH_EXCEPT_START")
@@ -125,7 +131,7 @@ def _with_except_start(frame: Frame, instr: Instr) -> None:
     exc_type: Value = tx.const_object(raised.python_type())
     args: list[Value] = [exc_type, raised, TRACEBACK]
     leave = frame.stack[-4]
-    if PY314:  # the two slots of a call
+    if WITH_CALLS_SPECIAL_METHODS:  # the two slots of a call
         args = args if leave is NULL else [leave, *args]
         leave = frame.stack[-5]
     frame.stack.append(leave.tp_call(tx, args, {}))

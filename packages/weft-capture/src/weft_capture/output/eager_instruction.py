@@ -10,7 +10,6 @@ from weft_capture.breaks import Break
 from weft_capture.bytecode import (
     NO_FALL_THROUGH,
     NULL_BELOW,
-    PY314,
     Decoded,
     Instr,
     Writer,
@@ -19,6 +18,7 @@ from weft_capture.bytecode import (
     shows_frame,
     stack_after,
 )
+from weft_capture.python_compat import WITH_CALLS_SPECIAL_METHODS
 
 _NO_WORK = frozenset(
     ("PUSH_EXC_INFO", "POP_EXCEPT", "CHECK_EXC_MATCH", "RERAISE", "COPY", "SWAP", "POP_TOP", "NOP")
@@ -95,7 +95,7 @@ class RealStep:
             self.resume(index + 1, [*below[: -3 if of_super else -1], *pair])
             self._handle(index)
             return
-        if PY314 and instr.opname in _ENTERS:
+        if WITH_CALLS_SPECIAL_METHODS and instr.opname in _ENTERS:
             self._enter(index, *_ENTERS[instr.opname])
             return
         if instr.opname in ("SEND", "YIELD_VALUE", "ASYNC_GEN_WRAP"):

@@ -33,7 +33,7 @@ from weft_guards.payloads import name_of
 from weft_guards.serialization import NotSerializable, Stale
 from weft_guards.sources import ConstSource, Source, TensorProperty
 
-from weft_capture import config, frame
+from weft_capture import config, frame, torch_compat
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import decode, make_resume, original
 from weft_capture.output.entry import from_the_start, make_entry
@@ -287,6 +287,6 @@ class CaptureCache:
 def _environment() -> str:
     """Return the state of the process that capture depends on."""
     files = (str(weft_core.__file__), str(weft_guards.__file__), __file__)
-    versions = (sys.version, sys.flags, torch.__version__, torch.version.git_version)
+    versions = (sys.version, sys.flags, torch_compat.BUILD)
     machine = (torch.cuda.is_available(), torch.get_num_threads(), usable_extension() is not None)
     return repr((*map(package_digest, files), versions, machine))

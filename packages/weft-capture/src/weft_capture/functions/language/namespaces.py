@@ -39,7 +39,7 @@ from weft_capture.model.functions import BoundMethod, FunctionValue, function_va
 from weft_capture.model.objects import DELETED, UserObject
 from weft_capture.model.protocol import AT_RUN, Kwargs, Output, Raised, Tracer, Value, method
 from weft_capture.model.scope import ModuleObject, import_module, load_global, store_global
-from weft_capture.python_compat import unhashable
+from weft_capture.python_compat import FRAME_KEEPS_LOCALS, unhashable
 from weft_capture.tensors.tensor import TensorValue
 
 
@@ -164,7 +164,7 @@ def _ask_once(tx: Tracer) -> None:
     instrs = tx.frame.decoded.instrs
     asks = [one for one in instrs if one.opname == "LOAD_GLOBAL" and one.argval in _SEES_NAMES]
     loops = any(one.target is not None and one.target < at for at, one in enumerate(instrs))
-    if sys.version_info < (3, 13) and (len(asks) > 1 or loops):
+    if FRAME_KEEPS_LOCALS and (len(asks) > 1 or loops):
         _run_as_it_is(tx, "a frame's dict of variables that may be seen again")
 
 

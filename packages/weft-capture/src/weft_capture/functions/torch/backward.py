@@ -21,6 +21,7 @@ from weft_capture.functions.table import rule
 from weft_capture.model.constant import FALSE, NONE, constant
 from weft_capture.model.protocol import Kwargs, Tracer, Value, method
 from weft_capture.tensors.tensor import TensorValue
+from weft_capture.torch_compat import grad_dtype
 
 
 @method(TensorValue, "backward")
@@ -124,8 +125,7 @@ def is_unobserved(*leaves: torch.Tensor) -> bool:
         return False
     for leaf in leaves:
         hooks: Any = leaf._backward_hooks, leaf._post_accumulate_grad_hooks
-        dtype = getattr(leaf, "grad_dtype", leaf.dtype)  # from torch 2.10 on it can be set
-        if hooks != (None, None) or not leaf.is_leaf or dtype != leaf.dtype:
+        if hooks != (None, None) or not leaf.is_leaf or grad_dtype(leaf) != leaf.dtype:
             return False
     closed = [leaf for leaf in leaves if not leaf.requires_grad]
     try:

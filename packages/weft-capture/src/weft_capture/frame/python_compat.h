@@ -9,8 +9,8 @@
  *                                From 3.12 on the evaluator must: clear the variables, then let the
  *                                default evaluator run `return result` (or raise) in this frame.
  */
-#ifndef WEFT_FRAME_COMPAT_H
-#define WEFT_FRAME_COMPAT_H
+#ifndef WEFT_FRAME_PYTHON_COMPAT_H
+#define WEFT_FRAME_PYTHON_COMPAT_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
