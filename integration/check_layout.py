@@ -36,6 +36,11 @@ VERSIONS = {
 ANY_VERSION = re.compile(
     r"weft_capture/bytecode/|weft/__main__|weft_codegen/(tune|measure|graph_cache|kernels/load)\.py"
 )
+# Other libraries than torch are known to one folder of capture.
+LIBRARIES = re.compile(
+    r"(import |from |[\"'])"
+    r"(numpy|pandas|scipy|triton|sympy|unittest|_?pytest|pydevd|transformers)\b"
+)
 # Other packages import from their roots; core's and guards' public modules are an interface.
 STAGES = {"weft_capture", "weft_aot", "weft_compiled_autograd", "weft_codegen"}
 DEEP = {"weft_codegen.kernels.toolchain"}
@@ -102,6 +107,10 @@ def check_lines(path: Path, text: str) -> Iterator[str]:
             for line, content in lines:
                 if re.search(pattern, content):
                     yield f"{where}:{line}: asks for a version; only {module} does"
+    if "weft_capture" in path.parts and "libraries" not in path.parts:
+        for line, content in lines:
+            if name := LIBRARIES.search(content.partition("#")[0]):
+                yield f"{where}:{line}: names {name[2]}; only weft_capture/libraries does"
     if path.name != SHIM:
         for line, content in lines:
             if FORBIDDEN.search(content):

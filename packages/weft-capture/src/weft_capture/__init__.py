@@ -4,13 +4,11 @@
 makes of it. `convert` is the pipeline; values, opcodes and rules are what it computes with.
 """
 
+import weft_capture.libraries  # noqa: F401  fills the tables of library_traits
 from weft_capture.api import Capture, Explanation, capture, explain, report, reset
 from weft_capture.breaks import REASONS, Break, BreakRecord
 from weft_capture.config import settings
-from weft_capture.effects.engine import leave_backwards, running
-from weft_capture.passes.graph_split import compile_split
-from weft_capture.passes.region_dedup import deduplicate_regions
-from weft_capture.policy.decorators import (
+from weft_capture.decorators import (
     allow_in_graph,
     assume_constant_result,
     disable,
@@ -19,6 +17,9 @@ from weft_capture.policy.decorators import (
     is_compiling,
     substitute_in_graph,
 )
+from weft_capture.effects.engine import leave_backwards, running
+from weft_capture.passes.graph_split import compile_split
+from weft_capture.passes.region_dedup import deduplicate_regions
 from weft_capture.policy.reports import FrameReport, Report
 from weft_capture.policy.stance import set_stance
 

@@ -33,15 +33,15 @@ from weft_capture import config, frame
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
 from weft_capture.convert import Backend, CaptureRequest, Converted, Task, convert, restore
+from weft_capture.decorators import is_compiling
+from weft_capture.output.capture_cache import CaptureCache
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.policy import selection, stance
-from weft_capture.policy.capture_cache import CaptureCache
 from weft_capture.policy.coroutine_entry import SUSPENDING, driven, in_pieces
-from weft_capture.policy.decorators import is_compiling
 from weft_capture.policy.reports import CodeLog, Report, collected, count_ops, gather, lost_record
 from weft_capture.policy.selection import (
-    LAUNCHERS,
     has_tensor_work,
+    is_launcher,
     is_skipped_code,
     replaced_builtins,
     skip_disabled,
@@ -105,7 +105,7 @@ class Capture:
         if skip_disabled(function):
             return None
         if not resumed and is_skipped_code(code, function.__module__):
-            frame.skip(code, (function.__module__ or "").startswith(LAUNCHERS))
+            frame.skip(code, is_launcher(function.__module__))
             return None
         if self._loses(function, flat_args, resumed):
             return None

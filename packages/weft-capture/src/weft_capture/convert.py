@@ -46,7 +46,7 @@ from weft_capture.model.functions import CellValue, FunctionValue
 from weft_capture.model.protocol import Value
 from weft_capture.model.scope import library_guards
 from weft_capture.output.assemble import Assembly
-from weft_capture.policy.capture_cache import CaptureCache, rows_of, to_bytes
+from weft_capture.output.capture_cache import CaptureCache, rows_of, to_bytes
 from weft_capture.policy.selection import has_tensor_work
 from weft_capture.tensors.inputs import GraphInput
 from weft_capture.tensors.modes import around, level_around

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from weft_capture.library_traits import DEBUGGER_MODULES
+
 from .instr import NO_FALL_THROUGH, Decoded, Instr
 
 _KILLS = frozenset({"STORE_FAST", "LOAD_FAST_AND_CLEAR"})
@@ -68,7 +70,8 @@ def _is_debugged() -> bool:
         return True
     trace = sys.gettrace()
     owner = getattr(trace, "__self__", trace)  # the debugger, where it is one of its methods
-    return isinstance(owner, bdb.Bdb) or "pydevd" in type(owner).__module__
+    module = type(owner).__module__
+    return isinstance(owner, bdb.Bdb) or any(part in module for part in DEBUGGER_MODULES)
 
 
 def successors(decoded: Decoded, index: int) -> list[int]:

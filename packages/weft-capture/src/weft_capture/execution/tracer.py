@@ -41,8 +41,9 @@ from weft_capture.functions.language.identity import equal
 from weft_capture.functions.language.namespaces import GlobalsValue
 from weft_capture.functions.language.text import text_of
 from weft_capture.functions.torch.interception import Overrides
+from weft_capture.library_traits import scalar_library
 from weft_capture.model import attributes
-from weft_capture.model.constant import MADE, is_numpy, plain_scalar
+from weft_capture.model.constant import MADE, plain_scalar
 from weft_capture.model.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.model.dicts import DictValue, DictView, LazyValue
 from weft_capture.model.exceptions import ExceptionValue, chain
@@ -204,7 +205,7 @@ class Tracer:
         """Guard the value of a constant; enum members and the like by identity."""
         if isinstance(source, ConstSource):
             return
-        if is_numpy(obj):
+        if scalar_library(obj):
             self.guard(source, "TYPE", type(obj))
             source, obj = CallSource(plain_scalar, (source,)), plain_scalar(obj)
         try:

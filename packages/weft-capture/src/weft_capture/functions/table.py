@@ -159,7 +159,7 @@ def load() -> None:
             importlib.import_module(f"weft_capture.{family}")
 
 
-_LIBRARIES = ("torch", "contextlib", "functools", "numpy", "weft_core", "weft_capture", "weft")
+_LIBRARIES = ("torch", "contextlib", "functools", "weft_core", "weft_capture", "weft")
 
 
 def find_row(obj: object) -> Row | None:

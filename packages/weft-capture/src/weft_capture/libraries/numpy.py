@@ -24,7 +24,11 @@ from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.functions.table import pure, rule
+from weft_capture.functions.torch.calls import DATA_VALUES
+from weft_capture.functions.torch.randomness import before_graph, draw
+from weft_capture.functions.torch.tensors import AS_INDEX
 from weft_capture.functions.wrap import EXACT, wrap
+from weft_capture.libraries.numpy_scalars import numpy_is_quiet, numpy_scalar
 from weft_capture.model.constant import (
     CONSTANT_TYPES,
     NONE,
@@ -38,7 +42,7 @@ from weft_capture.model.iterators import ExternalIterator
 from weft_capture.model.protocol import Kwargs, Operator, Output, Tracer, Value, method
 from weft_capture.model.slots import binary
 from weft_capture.tensors import symbolic_scalars
-from weft_capture.tensors.symbolic_scalars import SymFloatValue, numpy_is_quiet, numpy_scalar
+from weft_capture.tensors.symbolic_scalars import SymFloatValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
 np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
@@ -61,6 +65,7 @@ _METHODS = """
     sum prod mean std var max min any all argmax argmin cumsum cumprod reshape ravel flatten
     transpose swapaxes squeeze copy astype clip dot trace diagonal repeat round
 """
+_DRAWS = "random rand randn randint random_sample uniform normal beta exponential gamma binomial"
 _OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor"
 _DUNDERS = {f"__{prefix}{name}__" for name in _OPERATORS.split() for prefix in ("", "r", "i")}
 _DUNDERS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__"}
@@ -440,6 +445,20 @@ def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
     return ArrayValue(wrap(tx, tensor, CallSource(shared, (source,))), np.ndarray, source)
 
 
+def _as_index(tx: Tracer, tensor: TensorValue, key: ArrayValue) -> Value:
+    """Return an array of integers, or a mask, as the tensor that indexes like it."""
+    dtype = key.tensor.fake.dtype
+    if key.tensor.fake.dim() != 1:
+        return key  # of more dimensions some are tuples of indices
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.uint8:
+        return key
+    to = torch.bool if dtype is torch.bool else torch.int64
+    return key.tensor.call_method(tx, "to", [constant(tensor.fake.device), constant(to)], {})
+
+
+AS_INDEX[ArrayValue] = _as_index
+DATA_VALUES.add(ArrayValue)
+
 _silent = functools.cache(lambda path: np.errstate(all="ignore")(operator.attrgetter(path)(np)))
 
 
@@ -463,3 +482,16 @@ if np is not None:
     rule(torch.asarray)(lambda tx, obj, **kwargs: _tensor_of(torch.asarray, tx, obj, **kwargs))
     for _path in _FUNCTIONS.split():
         rule(operator.attrgetter(_path)(np))(functools.partial(_named, _path))
+
+    def _draw_number(name: str, tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+        return draw(tx, owner, name, args, kwargs, np.random.RandomState)
+
+    for _name in _DRAWS.split():
+        rule(getattr(np.random.RandomState, _name))(functools.partial(_draw_number, _name))
+
+    @rule(np.random.seed)
+    def _seed(tx: Tracer, seed: Value = NONE) -> None:
+        if isinstance(seed, SymValue):
+            tx.calls.add(np.random.seed, before_graph(tx, seed), early=True)
+        else:
+            draw(tx, constant(np.random), "seed", [seed], {}, np.random.RandomState)

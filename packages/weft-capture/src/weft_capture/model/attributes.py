@@ -36,6 +36,7 @@ from weft_guards.sources import (
 
 from weft_capture import frame
 from weft_capture.breaks import Break
+from weft_capture.library_traits import IMMUTABLE_PACKAGES, UNGUARDED_PACKAGES
 from weft_capture.model.constant import MADE, NONE, constant
 from weft_capture.model.dicts import DictValue, LazyValue
 from weft_capture.model.functions import BoundMethod
@@ -52,7 +53,7 @@ def is_immutable_module(module: str | None) -> bool:
     if not module:
         return False
     root = module.partition(".")[0]
-    return root in ("torch", "triton") or (root in sys.stdlib_module_names and root != "__main__")
+    return root in IMMUTABLE_PACKAGES or (root in sys.stdlib_module_names and root != "__main__")
 
 
 def check_hashes(keys: Iterable[Any]) -> None:
@@ -108,7 +109,8 @@ def lookup(cls: type, name: str) -> Found | None:
     During a capture, code comes to depend on what is found, and on names that are not.
     """
     found = find_in_class(cls, name)
-    fixed = cls.__flags__ & _IMMUTABLE_TYPE or (cls.__module__ or "").startswith("triton.")
+    package = (cls.__module__ or "").partition(".")[0]
+    fixed = cls.__flags__ & _IMMUTABLE_TYPE or package in UNGUARDED_PACKAGES
     if class_reads.found is not None and not fixed:
         class_reads.found.setdefault(cls, {})[name] = found
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import operator
-import sys
 import types
 import weakref
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from weft_guards.sources import (
 )
 
 from weft_capture.breaks import Break, NotConstant
+from weft_capture.library_traits import SCALAR_LIBRARIES, scalar_library
 from weft_capture.model.protocol import Kwargs, MethodOf, Operator, Output, Tracer, Value
 from weft_capture.python_compat import type_name
 
@@ -265,8 +265,9 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
     except NotConstant as error:
         name = getattr(function, "__qualname__", repr(function))
         raise Break("constant-required", f"{name} of {error}") from None
-    numpy = any(map(is_numpy, real_args)) or getattr(function, "__module__", "") == "numpy"
-    with sys.modules["numpy"].errstate(all="raise") if numpy else contextlib.nullcontext():
+    home = SCALAR_LIBRARIES.get(getattr(function, "__module__", None) or "")
+    library = next(filter(None, map(scalar_library, real_args)), home)
+    with library.raising() if library else contextlib.nullcontext():
         result = real_call(tx, function, *real_args, **real_kwargs)
     if getattr(function, "__name__", "") in ("hash", "__hash__"):
         tx.process_bound = "a hash"
@@ -288,7 +289,7 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
             if not warned:
                 raise
         except FloatingPointError:
-            raise Break("warns", "a floating point warning of NumPy") from None
+            raise Break("warns", "a floating point warning") from None
         except _RAISES_ARE_PYTHONS as error:
             failed = error.with_traceback(None)  # which would keep the frames of capture
     if warned:
@@ -305,11 +306,6 @@ def plain_scalar(obj: Any) -> Any:
         return str.__str__(obj)
     if issubclass(kind, bytes):
         return bytes.__getitem__(obj, slice(None))
-    if is_numpy(obj):
+    if scalar_library(obj):
         return obj.item()
     return int.__int__(obj) if issubclass(kind, int) else float.__float__(obj)
-
-
-def is_numpy(obj: object) -> bool:
-    """Say whether a constant is a scalar of NumPy."""
-    return type(obj).__module__ == "numpy" and type(obj).__name__ != "ndarray"

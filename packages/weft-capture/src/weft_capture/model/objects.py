@@ -22,6 +22,7 @@ from weft_guards.sources import Source, is_literal
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break, NotConstant
+from weft_capture.library_traits import COUNTED_HASHES
 from weft_capture.model import attributes
 from weft_capture.model.constant import class_value, constant
 from weft_capture.model.containers import SetValue
@@ -119,7 +120,7 @@ class UserObject(InstanceValue):
                 return self.base.tp_hash()
         elif generated != "<string>" and not attributes.is_immutable_module(found[0].__module__):
             return ObjectKey(self)
-        elif found[0].__module__ == "unittest.mock":  # it counts how often it is asked
+        elif found[0].__module__ in COUNTED_HASHES:
             raise Break("dict-key", f"{self.describe()} as a dict key")
         return ObjectKey(self) if self.obj is None else self.obj
 

@@ -29,6 +29,7 @@ from weft_guards.payloads import find_in_class
 from weft_guards.sources import Source
 
 from weft_capture.breaks import Break, NotConstant
+from weft_capture.library_traits import scalar_library
 from weft_capture.python_compat import HASH_NAMES_CONTAINER, type_name, unhashable, unhashable_in
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Value:
             if type(known) is type(torch.FloatTensor):  # `x.type(torch.FloatTensor)` takes its name
                 return f"{known.__module__}.{known.__name__}"
             return _DTYPES.get(known, known)
-        if type(known).__module__ != "numpy":
+        if scalar_library(known) is None:
             return known
         number = known.item()
         return float(number) if isinstance(number, bool) else number  # as torch reads it

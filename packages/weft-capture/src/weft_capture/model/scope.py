@@ -1,7 +1,7 @@
 """Names outside of a frame: globals and builtins, attributes of Python modules.
 
 A global is guarded where it is read. Those of torch and the standard library are taken to be
-constant, and one guard a module tells when one was replaced (`unittest.mock.patch`).
+constant, and one guard a module tells when one was replaced.
 """
 
 from __future__ import annotations

@@ -20,11 +20,10 @@ from weft_core import torch_compiler_shim
 
 from weft_capture import frame
 from weft_capture.breaks import Break
+from weft_capture.library_traits import ARRAY_CLASSES, EAGER_PACKAGES, LAUNCHER_MODULES
 from weft_capture.model import attributes
 
-LAUNCHERS = ("triton.runtime.", "weft_compiled_autograd.cache", "weft_aot.double_backward")
-"""Where kernels of Triton are launched, and where captured backwards and programs run that were
-captured before: what is called from there runs as it is."""
+LAUNCHER_MODULES.update(("weft_compiled_autograd.cache", "weft_aot.double_backward"))
 _MODULE_CALLS = frozenset(
     (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
 )
@@ -44,9 +43,14 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
         return True
     if module.startswith("torch."):
         return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
-    return module.startswith("numpy") or (
-        module != "__main__" and attributes.is_immutable_module(module)
-    )
+    if module.partition(".")[0] in EAGER_PACKAGES:
+        return True
+    return module != "__main__" and attributes.is_immutable_module(module)
+
+
+def is_launcher(module: str | None) -> bool:
+    """Say whether a module launches kernels, or programs that were captured before."""
+    return (module or "").startswith(tuple(LAUNCHER_MODULES))
 
 
 def framed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +121,7 @@ def _holds_tensor(value: Any, depth: int) -> bool:
     cls = type(value)  # `isinstance` would ask the value for its class
     if issubclass(cls, _WORKING):
         return True
-    if cls.__name__ == "ndarray" and cls.__module__ == "numpy":
+    if ARRAY_CLASSES.get(cls.__module__) == cls.__name__:
         return True
     if depth == 0:
         return False

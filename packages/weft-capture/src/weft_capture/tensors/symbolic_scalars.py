@@ -1,4 +1,4 @@
-"""Numbers that differ between calls: learning rates, results of `.item()`, NumPy's ints.
+"""Numbers that differ between calls: learning rates, results of `.item()`, ints of libraries.
 
 A `SymFloatValue` is a Python float to the program and a 0-dim float64 tensor to the graph. One that
 is an input has a source, from which generated code computes it; arithmetic with constants keeps it
@@ -10,7 +10,6 @@ source: its arithmetic becomes nodes of the graph.
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,12 +20,12 @@ from torch.fx import Node
 from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, Source
 
 from weft_capture.breaks import Break, NeedsSymbols
+from weft_capture.library_traits import scalar_library
 from weft_capture.model.constant import (
     VARYING_TYPES,
     Constant,
     Varying,
     constant,
-    is_numpy,
     plain_scalar,
     real_call,
 )
@@ -45,24 +44,14 @@ def scalar_tensor(number: float) -> torch.Tensor:
     return torch.scalar_tensor(plain, dtype=dtype)
 
 
-def numpy_scalar(tensor: torch.Tensor) -> Any:
-    """Return what a 0-dim tensor holds as a scalar of NumPy."""
-    return tensor.numpy()[()]
-
-
 def may_vary(number: object) -> bool:
     """Say whether a number from outside becomes a `SymFloatValue` once it has changed."""
-    dtype: Any = getattr(number, "dtype", None) if is_numpy(number) else None
-    small = dtype is not None and dtype.kind in "fiu" and dtype.name not in _LARGE
-    return type(number) is float or small
-
-
-_LARGE = ("uint64", "longdouble", "float128", "float96")
-"""Numbers of NumPy that no tensor of int64 or float64 holds."""
+    library = scalar_library(number)
+    return type(number) is float or (library is not None and library.fits_tensor(number))
 
 
 def is_whole(number: object) -> bool:
-    """Say whether a number is an int, of NumPy perhaps."""
+    """Say whether a number is an int, of a library perhaps."""
     return isinstance(plain_scalar(number), int)
 
 
@@ -107,12 +96,13 @@ class SymFloatValue(Varying):
         return type(self.hint)
 
     def size(self) -> Value:
-        """Return an int of NumPy as operations take a size, another number as a constant."""
-        integral = is_numpy(self.hint) and is_whole(self.hint) and self.source is not None
+        """Return an int of a library as operations take a size, another number as a constant."""
+        integral = scalar_library(self.hint) and is_whole(self.hint) and self.source is not None
         return (integral and by_python(self.tx, int, [self])) or constant(self.as_constant())
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
-        fixed = is_numpy(self.hint) and name in ("dtype", "ndim", "shape", "size", "itemsize")
+        library = scalar_library(self.hint)
+        fixed = library is not None and name in library.attributes
         return tx.literal(getattr(self.hint, name)) if fixed else super().getattr_fallback(tx, name)
 
     def graph_arg(self) -> Any:
@@ -145,7 +135,8 @@ class SymFloatValue(Varying):
         return compare(tx, operator.ne, self, constant(0.0)).nb_bool(tx)
 
     def reconstruct(self, out: Output) -> None:
-        out.call(numpy_scalar if is_numpy(self.hint) else torch.Tensor.item, [self.tensor()])
+        library = scalar_library(self.hint)
+        out.call(library.of_tensor if library else torch.Tensor.item, [self.tensor()])
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         return self if name == "real" else super().tp_getattro(tx, name)
@@ -212,7 +203,8 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
     if None in sources:
         product = tx.graph.emit_plain("call_function", function, operands(left, right), {})
         return computed(tx, product, _before(tx, function, left, right))
-    checks = function is operator.truediv and not any(map(is_numpy, map(_hint, (left, right))))
+    of_library = any(scalar_library(_hint(number)) for number in (left, right))
+    checks = function is operator.truediv and not of_library
     if checks and compare(tx, operator.eq, right, constant(0)).nb_bool(tx):
         tx.raise_(ZeroDivisionError, "float division by zero")
     number = function(_hint(left), _hint(right))
@@ -229,18 +221,13 @@ def _kind(left: Value, right: Value) -> type:
 def sym_float(tx: Tracer, source: Source, number: float) -> SymFloatValue:
     """Return the float of a source; the same value each time, so that it is one input."""
     existing = tx.graph.floats.get(source)
-    if is_numpy(number) and isinstance(source, CallSource):
-        tx.guard(CallSource(numpy_is_quiet, ()), "CONST", True)
-        if not numpy_is_quiet():
-            raise Break("numpy", "floating point errors of NumPy that are raised")
+    if (library := scalar_library(number)) and isinstance(source, CallSource):
+        tx.guard(CallSource(library.is_quiet, ()), "CONST", True)
+        if not library.is_quiet():
+            raise Break(library.break_code, "floating point errors that are raised")
     if existing is None:
         existing = tx.graph.floats[source] = SymFloatValue(tx, source, number)
     return existing
-
-
-def numpy_is_quiet() -> bool:
-    """Say whether NumPy raises for no floating point error."""
-    return all(what in ("warn", "ignore") for what in sys.modules["numpy"].geterr().values())
 
 
 _SAFE = (operator.neg, operator.pos, operator.abs, abs)

@@ -23,6 +23,7 @@ from weft_capture.bytecode import original
 from weft_capture.effects.native_objects import ReplayedValue
 from weft_capture.functions.language.text import HOLES, text_of
 from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.library_traits import LOG_HANDLER_MODULES
 from weft_capture.model.constant import FALSE, NONE, Constant, constant
 from weft_capture.model.exceptions import ExceptionValue, chain
 from weft_capture.model.objects import StreamValue, UserObject, is_plain_stream
@@ -97,7 +98,7 @@ def _write(tx: Tracer, self: StreamValue, text: Value) -> Value:
 
 # ---- logging
 
-_PLAIN_MODULES = ("logging", "logging.handlers", "_pytest.logging")
+_PLAIN_MODULES = ("logging", "logging.handlers")
 
 
 def _parts(logger: logging.Logger) -> Iterator[Any]:
@@ -115,8 +116,9 @@ def _parts(logger: logging.Logger) -> Iterator[Any]:
 
 
 def _is_plain(part: object) -> bool:
-    own = part is None or type(part).__module__ in _PLAIN_MODULES
-    return own or is_plain_stream(part)
+    module = type(part).__module__
+    own = module in _PLAIN_MODULES or module in LOG_HANDLER_MODULES
+    return part is None or own or is_plain_stream(part)
 
 
 def _log_state(logger: logging.Logger, level: int) -> str:

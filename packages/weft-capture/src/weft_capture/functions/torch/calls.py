@@ -13,7 +13,6 @@ from weft_guards.sources import CallSource
 from weft_capture.breaks import Break
 from weft_capture.effects.runtime_asserts import emit_check
 from weft_capture.functions.table import decline, pure, rule, rule_of_each
-from weft_capture.libraries.numpy import ArrayValue
 from weft_capture.model.constant import FALSE, NONE, TRUE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
@@ -151,13 +150,17 @@ _LEGACY = (torch.Tensor, *(
 ))  # fmt: skip
 
 
+DATA_VALUES: set[type[Value]] = set()
+"""Values of which a tensor is made, as of a sequence of numbers."""
+
+
 @rule_of_each(*_LEGACY)
 def _legacy(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     """Make a tensor of a sequence or an array, or an uninitialised one of a size."""
     plain = not kwargs and torch._C._get_default_device() == "cpu"
     dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
     how: Kwargs = {"dtype": constant(dtype), "device": constant("cpu")}
-    if plain and len(args) == 1 and (isinstance(args[0], ArrayValue) or _is_data(args[0])):
+    if plain and len(args) == 1 and (type(args[0]) in DATA_VALUES or _is_data(args[0])):
         return tx.call_builtin(torch.tensor, list(args), how)
     if plain and all(arg.python_type() is int for arg in args):
         return tx.call_builtin(torch.empty, list(args) or [constant(0)], how)

@@ -8,11 +8,9 @@ The environment is guarded, one variable at a time.
 from __future__ import annotations
 
 import datetime
-import functools
 import operator
 import os
 import random
-import sys
 import time
 import uuid
 from typing import Any
@@ -38,7 +36,7 @@ def _draw_now(generator: random.Random, name: str, args: Any, kwargs: Any) -> An
     return args[0] if name == "shuffle" else result
 
 
-def _draw(
+def draw(
     tx: Tracer, owner: Value, name: str, args: Any, kwargs: Any, fresh: Any = random.Random
 ) -> Value:
     """Call a method of a generator, one that `fresh` makes, with arguments that are known."""
@@ -64,14 +62,14 @@ def _draw(
     "randrange", "getrandbits", "choice", "choices", "sample",
 )  # fmt: skip
 def _draws(name: str, tx: Tracer, self: RandomValue, /, *args: Value, **kwargs: Value) -> Value:
-    return _draw(tx, self, name, args, kwargs)
+    return draw(tx, self, name, args, kwargs)
 
 
 @method(RandomValue, "shuffle")
 def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> None:
     if type(items) is not ListValue:
         raise Break("random-state", "random.shuffle of what is no list")
-    shuffled = _draw(tx, self, "shuffle", [items], {})
+    shuffled = draw(tx, self, "shuffle", [items], {})
     tx.mutate(items)
     items.items[:] = shuffled.unpack(tx)
 
@@ -79,12 +77,12 @@ def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> None:
 @method(RandomValue, "seed")
 def _seed(tx: Tracer, self: RandomValue, a: Value = NONE) -> None:
     if isinstance(a, SymValue):
-        tx.calls.add(random.Random.seed, self, _before_graph(tx, a), early=True)
+        tx.calls.add(random.Random.seed, self, before_graph(tx, a), early=True)
     else:
-        _draw(tx, self, "seed", [a], {})
+        draw(tx, self, "seed", [a], {})
 
 
-def _before_graph(tx: Tracer, number: SymValue) -> Value:
+def before_graph(tx: Tracer, number: SymValue) -> Value:
     """Return a number that varies as Python computes it, ahead of the graph."""
 
     def source(part: Any) -> Source:
@@ -98,24 +96,6 @@ def _before_graph(tx: Tracer, number: SymValue) -> Value:
         return CallSource(part.target, tuple(map(source, part.args)))
 
     return SymValue(number.node, number.sym, source(number.node))
-
-
-_NUMBERS = "random rand randn randint random_sample uniform normal beta exponential gamma binomial"
-np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
-if np is not None:
-
-    def _draw_number(name: str, tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
-        return _draw(tx, owner, name, args, kwargs, np.random.RandomState)
-
-    for _name in _NUMBERS.split():
-        rule(getattr(np.random.RandomState, _name))(functools.partial(_draw_number, _name))
-
-    @rule(np.random.seed)
-    def _seed_numpy(tx: Tracer, seed: Value = NONE) -> None:
-        if isinstance(seed, SymValue):
-            tx.calls.add(np.random.seed, _before_graph(tx, seed), early=True)
-        else:
-            _draw(tx, constant(np.random), "seed", [seed], {}, np.random.RandomState)
 
 
 @rule(random.Random)
@@ -136,7 +116,7 @@ def _manual_seed(tx: Tracer, seed: Value) -> Value:
     examples = [node.meta.get("example_value") for node in tx.graph.made_at if not node._erased]
     if seed.python_type() is not int or not all(isinstance(one, torch.SymInt) for one in examples):
         raise Break("random-state", "torch.manual_seed behind operations")
-    number = _before_graph(tx, seed) if isinstance(seed, SymValue) else seed
+    number = before_graph(tx, seed) if isinstance(seed, SymValue) else seed
     return tx.runtime_value(
         tx.calls.add(torch.manual_seed, number, early=True), torch.default_generator
     )

@@ -6,6 +6,7 @@ Sizes, strides and counts are constants where the shape is static and symbolic i
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from weft_capture.breaks import Break
 from weft_capture.functions.table import graph
-from weft_capture.libraries.numpy import ArrayValue
 from weft_capture.model.constant import FALSE, NONE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value, method
@@ -226,25 +226,24 @@ def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
     return ListValue(numbers)
 
 
-def _without_arrays(tx: Tracer, tensor: TensorValue, key: Value) -> Value:
-    """An index with tensors for NumPy's arrays of integers and masks, and ints for its scalars."""
+AS_INDEX: dict[type[Value], Callable[[Tracer, TensorValue, Any], Value]] = {}
+"""Class of a value -> what returns the tensor that it is as an index of a tensor, or itself."""
+
+
+def _plain_index(tx: Tracer, tensor: TensorValue, key: Value) -> Value:
+    """Return an index with tensors for arrays of integers and masks, and ints for scalars."""
     if type(key) is TupleValue:
-        return TupleValue([_without_arrays(tx, tensor, tx.force(item)) for item in key.items])
+        return TupleValue([_plain_index(tx, tensor, tx.force(item)) for item in key.items])
     if isinstance(key, symbolic_scalars.SymFloatValue):
         return key.size()
-    if not isinstance(key, ArrayValue) or key.tensor.fake.dim() != 1:
-        return key  # of more dimensions some are tuples of indices
-    kind = key.tensor.fake.dtype
-    if kind.is_floating_point or kind.is_complex or kind is torch.uint8:
-        return key
-    to = torch.bool if kind is torch.bool else torch.int64
-    return key.tensor.call_method(tx, "to", [constant(tensor.fake.device), constant(to)], {})
+    convert = AS_INDEX.get(type(key))
+    return key if convert is None else convert(tx, tensor, key)
 
 
 @method(TensorValue, "__getitem__")
 def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
     """Index a tensor."""
-    key = _without_arrays(tx, self, key)
+    key = _plain_index(tx, self, key)
     if tx.gathering and (positions := _positions(tx, self, key)):
         return tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [self, positions], {})
     masks = isinstance(key, TensorValue) and key.fake.dtype is torch.bool and key.fake.dim() == 1
@@ -257,5 +256,5 @@ def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
 
 @method(TensorValue, "__setitem__")
 def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> None:
-    tensor, rest = _selected(tx, self, _without_arrays(tx, self, key))
+    tensor, rest = _selected(tx, self, _plain_index(tx, self, key))
     tx.graph.emit("call_function", operator.setitem, [tensor, rest, value], {})
