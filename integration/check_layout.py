@@ -1,9 +1,10 @@
 """Check the rules of layout that no linter knows; `--report` prints sizes instead.
 
-A file, of C too, has at most 500 lines and a function 60, no package imports what it does not
-declare or what is not in another's interface, no modules import each other in a circle, no two
-test files share a name, the parts of torch that weft replaces are imported nowhere, and named in
-one file, and one file a package has what depends on the version of torch, one that of CPython.
+A file, of C too, has at most 500 lines and a function 60. No package imports what it does not
+declare, or what is not in another's interface. No modules import each other in a circle. No two
+files of a package share a name, nor two test files. The parts of torch that weft replaces are
+imported nowhere and named in one file; so is, in each package, what depends on the version of torch
+or of CPython. Other libraries are named in one folder of capture.
 """
 
 import argparse
@@ -44,6 +45,8 @@ LIBRARIES = re.compile(
 # Other packages import from their roots; core's and guards' public modules are an interface.
 STAGES = {"weft_capture", "weft_aot", "weft_compiled_autograd", "weft_codegen"}
 DEEP = {"weft_codegen.kernels.toolchain"}
+SOURCES = {".py", ".c", ".h"}
+SAME_NAMES = {f"weft-codegen/{name}.py" for name in ("build", "host", "load", "values")}
 # Installed with torch, which is what they are used for.
 WITH_TORCH = {"sympy"}
 
@@ -182,6 +185,7 @@ def problems() -> Iterator[str]:
     """Yield everything that breaks a rule."""
     for package in sorted(ROOT.glob("packages/*/pyproject.toml")):
         yield from check_circles(package.parent)
+        yield from check_names(package.parent)
         declared = declared_imports(package.parent)
         for path in python_files(package.parent):
             yield from check_file(path, declared)
@@ -190,6 +194,15 @@ def problems() -> Iterator[str]:
     tests = (path for path in ROOT.glob("**/test_*.py") if not {".nox", ".venv"} & {*path.parts})
     names = Counter(path.name for path in tests)
     yield from (f"{name}: {n} test files have this name" for name, n in names.items() if n > 1)
+
+
+def check_names(package: Path) -> Iterator[str]:
+    """Yield the names that more than one source file of a package has."""
+    paths = package.glob("src/**/*.*")
+    names = Counter(p.name for p in paths if p.suffix in SOURCES and p.stem[:2] != "__")
+    for name, count in names.items():
+        if count > 1 and f"{package.name}/{name}" not in SAME_NAMES:
+            yield f"{package.name}: {count} files are called {name}"
 
 
 def lines_of(package: Path, part: str, *kinds: str) -> int:

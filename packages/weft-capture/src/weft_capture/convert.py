@@ -183,7 +183,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
 
     keeps, artifacts = config.settings.caching_precompile, list[Any]([(), []])
 
-    def compile_captured(graph: GraphModule, inputs: list[GraphInput]) -> Any:
+    def call_backend(graph: GraphModule, inputs: list[GraphInput]) -> Any:
         _log_graph(graph)
         artifacts[:] = rows_of(graph) if keeps else (), inputs
         counters["stats"]["unique_graphs"] += 1
@@ -196,7 +196,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
         return compiled
 
     with _modes_restored(), _own_saved_tensors():
-        code, graph = draft.finish(compile_captured)
+        code, graph = draft.finish(call_backend)
     guards = [*tx.all_guards(), *class_guards(reads), *library_guards(tx.library)]
     kept = to_bytes(tx, code, guards, artifacts[0], artifacts[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)

@@ -54,7 +54,7 @@ class _CapturedBackward:
         self.inputs: list[Any] = []
         self.run = weft_capture.capture(
             module.forward,
-            self._compile_graph,
+            self._compile_backward,
             fullgraph=request.fullgraph,
             first_backend=pipeline.aot_eager,
             rules=request.rules,
@@ -68,7 +68,7 @@ class _CapturedBackward:
         finally:
             self.inputs = []
 
-    def _compile_graph(self, graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+    def _compile_backward(self, graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
         self.graphs += 1
         compiled = self.backend(graph, examples)
         owning = getattr(compiled, "call_owning", None)

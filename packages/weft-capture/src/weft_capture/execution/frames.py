@@ -21,7 +21,7 @@ from weft_capture.model.functions import CellValue, FunctionValue
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Raised, Tracer, Value
 from weft_capture.opcodes import HANDLERS
-from weft_capture.opcodes.table import Handler, unsupported
+from weft_capture.opcodes.dispatch import Handler, unsupported
 
 Program = list[tuple[Handler, Instr]]
 

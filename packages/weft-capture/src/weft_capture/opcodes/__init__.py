@@ -1,14 +1,17 @@
 """What each bytecode instruction does to a symbolic frame: one handler per opcode.
 
-`table.HANDLERS` maps the opcode names of `weft_capture.bytecode` to functions (frame, instr).
+`dispatch.HANDLERS` maps the opcode names of `weft_capture.bytecode` to functions (frame, instr).
 Importing this package fills the table.
 """
 
 import importlib
 
-from weft_capture.opcodes.table import HANDLERS
+from weft_capture.opcodes.dispatch import HANDLERS
 
 __all__ = ["HANDLERS"]
 
-for _family in ("variables", "operators", "build", "jumps", "calls", "exceptions"):
+_FAMILIES = (
+    "variables", "operator_opcodes", "build", "jumps", "call_opcodes", "exception_opcodes"
+)  # fmt: skip
+for _family in _FAMILIES:
     importlib.import_module(f"weft_capture.opcodes.{_family}")

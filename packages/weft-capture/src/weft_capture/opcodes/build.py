@@ -13,7 +13,7 @@ from weft_capture.model.functions import FunctionValue
 from weft_capture.model.iteration import steps
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Frame, Value
-from weft_capture.opcodes.table import opcode
+from weft_capture.opcodes.dispatch import opcode
 from weft_capture.python_compat import too_many_values, type_name
 from weft_capture.tensors.runtime_values import join_texts
 

@@ -12,7 +12,7 @@ from weft_capture.functions.generators import AsyncStep, GeneratorValue, Wrapped
 from weft_capture.model.constant import NONE, Constant
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Frame, Raised, Value
-from weft_capture.opcodes.table import opcode
+from weft_capture.opcodes.dispatch import opcode
 from weft_capture.python_compat import awaits, error_text
 
 

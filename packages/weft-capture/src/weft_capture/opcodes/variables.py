@@ -17,7 +17,7 @@ from weft_capture.model.functions import BoundMethod, CellValue
 from weft_capture.model.objects import DELETED
 from weft_capture.model.protocol import Frame, Value
 from weft_capture.model.scope import import_module, load_global, store_global
-from weft_capture.opcodes.table import HANDLERS, opcode
+from weft_capture.opcodes.dispatch import HANDLERS, opcode
 
 
 @opcode("MAKE_CELL")

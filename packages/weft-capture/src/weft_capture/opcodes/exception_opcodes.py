@@ -15,7 +15,7 @@ from weft_capture.model.exceptions import (
     rest_to_raise,
 )
 from weft_capture.model.protocol import Frame, Raised, Tracer, Value
-from weft_capture.opcodes.table import opcode
+from weft_capture.opcodes.dispatch import opcode
 from weft_capture.python_compat import (
     WITH_CALLS_SPECIAL_METHODS,
     async_enters,

@@ -10,7 +10,7 @@ from weft_capture.model.constant import NULL, constant, is_constant_object
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.protocol import Frame, Raised, Tracer, Value
 from weft_capture.model.slots import binary, compare, contains, unary
-from weft_capture.opcodes.table import on_values, opcode
+from weft_capture.opcodes.dispatch import on_values, opcode
 
 
 def _load_const(tx: Tracer, value: object) -> Value:

@@ -14,7 +14,7 @@ from weft_capture.model.iteration import steps
 from weft_capture.model.objects import ModuleValue
 from weft_capture.model.protocol import Frame, Kwargs, Raised, Value
 from weft_capture.model.region_marks import one_call
-from weft_capture.opcodes.table import opcode
+from weft_capture.opcodes.dispatch import opcode
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 
 
