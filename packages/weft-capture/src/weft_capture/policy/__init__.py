@@ -1,1 +1,1 @@
-"""Policy: which code is captured, stances, decorators, the cache of captures, reports."""
+"""Policy: which code is captured, stances, coroutines, reports."""
