@@ -19,7 +19,7 @@ from weft_capture.decorators import (
 )
 from weft_capture.effects.engine import leave_backwards, running
 from weft_capture.passes.graph_split import compile_split
-from weft_capture.passes.region_dedup import deduplicate_regions
+from weft_capture.passes.region_dedup import compile_regions
 from weft_capture.policy.reports import FrameReport, Report
 from weft_capture.policy.stance import set_stance
 
@@ -34,8 +34,8 @@ __all__ = [
     "allow_in_graph",
     "assume_constant_result",
     "capture",
+    "compile_regions",
     "compile_split",
-    "deduplicate_regions",
     "disable",
     "disallow_in_graph",
     "explain",

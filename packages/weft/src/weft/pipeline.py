@@ -128,22 +128,17 @@ def codegen(
     )
     if options.freezing or options.triton_cudagraphs:
         return backend(gm, example_inputs)
-    return _by_regions(gm, example_inputs, backend, options)
+    modules = options.use_graph_deduplication
+    return weft_capture.compile_regions(gm, example_inputs, backend, modules)
 
 
 def aot_eager(
     gm: fx.GraphModule, example_inputs: list[Any], *, options: Options = Options()
 ) -> Compiled:
     """Backend `aot_eager`: steps 2, 3 and 5; the aten graphs run op by op."""
-    return _by_regions(gm, example_inputs, aot_autograd(fw_compiler=weft_aot.run_op_by_op), options)
-
-
-def _by_regions(
-    gm: fx.GraphModule, example_inputs: list[Any], backend: Backend, options: Options
-) -> Compiled:
+    backend = aot_autograd(fw_compiler=weft_aot.run_op_by_op)
     modules = options.use_graph_deduplication
-    regions = weft_capture.deduplicate_regions(gm, example_inputs, backend, modules)
-    return regions or backend(gm, example_inputs)
+    return weft_capture.compile_regions(gm, example_inputs, backend, modules)
 
 
 def eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:

@@ -39,10 +39,10 @@ _LEAST = 8
 _LITERALS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 
 
-def deduplicate_regions(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_one: CompileOne, modules: bool = False
-) -> Compiled | None:
-    """Compile a captured graph whose marked regions repeat; None where it is to stay whole.
+def compile_regions(
+    gm: fx.GraphModule, inputs: list[Any], compile_one: CompileOne, modules: bool = False
+) -> Compiled:
+    """Compile a captured graph, of marked regions that repeat one of each.
 
     Args:
         gm: the graph, which is not changed.
@@ -53,12 +53,12 @@ def deduplicate_regions(
     nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
     calls = _Calls(nodes, modules)
     if not any(calls.marks.values()) or not _is_separable(gm, inputs):
-        return None
+        return compile_one(gm, inputs)
     chosen = calls.choose()
     pieces = [(kind, list(group)) for kind, group in itertools.groupby(nodes, chosen.get)]
     cuts = [extract_subgraph(gm, group) for _, group in pieces]
     if not chosen or not _may_pass([piece.given for piece in cuts]):
-        return None
+        return compile_one(gm, inputs)
     graph, compiled = fx.Graph(), dict[Any, Compiled | None]()
     copies = {node: graph.node_copy(node) for node in gm.graph.find_nodes(op="placeholder")}
     for (call, _), piece in zip(pieces, cuts, strict=True):
@@ -67,7 +67,7 @@ def deduplicate_regions(
             compiled[kind] = _compile(piece, compile_one)
         run = compiled[kind]
         if run is None:
-            return None
+            return compile_one(gm, inputs)
         piece.call(graph, run, copies)
     graph.output(fx.map_arg(gm.graph.output_node().args[0], copies.__getitem__))
     count = sum(call is not None for call, _ in pieces)
