@@ -1,13 +1,13 @@
-"""Check the rules of layout that no linter knows; `--report` prints sizes instead.
+"""Check the rules of layout that no linter knows.
 
 A file, of C too, has at most 500 lines and a function 60. No package imports what it does not
 declare, or what is not in another's interface. No modules import each other in a circle. No two
 files of a package share a name, nor two test files. The parts of torch that weft replaces are
 imported nowhere and named in one file; so is, in each package, what depends on the version of torch
-or of CPython. Other libraries are named in one folder of capture.
+or of CPython. Other libraries are named in one folder of capture. The packages declare equal
+bounds.
 """
 
-import argparse
 import ast
 import re
 import sys
@@ -15,6 +15,8 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+from check_packages import name_of, package_problems
 
 ROOT = Path(__file__).parent.parent
 FILE_LIMIT = 500
@@ -92,8 +94,8 @@ def declared_imports(package: Path) -> set[str]:
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     extras = project.get("optional-dependencies", {})
     wanted = [*project.get("dependencies", []), *(r for rows in extras.values() for r in rows)]
-    names = [re.split(r"[^\w.-]", requirement)[0] for requirement in [project["name"], *wanted]]
-    return {name.replace("-", "_") for name in names} | WITH_TORCH
+    own = {path.parent.name for path in package.glob("src/*/__init__.py")}
+    return {name_of(requirement).replace("-", "_") for requirement in wanted} | own | WITH_TORCH
 
 
 def is_deep(package: str, parts: list[str]) -> bool:
@@ -196,6 +198,7 @@ def problems() -> Iterator[str]:
     tests = (path for path in ROOT.glob("**/test_*.py") if not {".nox", ".venv"} & {*path.parts})
     names = Counter(path.name for path in tests)
     yield from (f"{name}: {n} test files have this name" for name, n in names.items() if n > 1)
+    yield from package_problems()
 
 
 def check_names(package: Path) -> Iterator[str]:
@@ -207,38 +210,8 @@ def check_names(package: Path) -> Iterator[str]:
             yield f"{package.name}: {count} files are called {name}"
 
 
-def lines_of(package: Path, part: str, *kinds: str) -> int:
-    """Count the lines of a package's files of some kinds below `src` or `tests`."""
-    paths = (path for kind in kinds for path in package.glob(f"{part}/**/*.{kind}"))
-    return sum(path.read_text().count("\n") for path in paths if path.name != GENERATED)
-
-
-def report() -> None:
-    """Print the lines of each package, headers included, and the longest files and functions."""
-    total = 0
-    for package in sorted(ROOT.glob("packages/*")):
-        python, c = lines_of(package, "src", "py"), lines_of(package, "src", "c", "h")
-        total += python + c
-        tests = lines_of(package, "tests", "py")
-        print(f"{package.name:<26}{python:>7} Python {c:>6} C {tests:>7} tests")
-    print(f"{'all source':<26}{total:>7} lines")
-    files = sorted(((p.read_text().count("\n"), p) for p in source_files()), reverse=True)
-    print("longest files:")
-    for lines, path in files[:8]:
-        print(f"  {lines:>5}  {path.relative_to(ROOT)}")
-    found = [(n, f.name, p) for _, p in files for n, f in functions(ast.parse(p.read_text()))]
-    print("longest functions:")
-    for lines, name, path in sorted(found, reverse=True)[:8]:
-        print(f"  {lines:>5}  {name}  {path.relative_to(ROOT)}")
-
-
 def main() -> int:
-    """Check, or print sizes; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--report", action="store_true", help="print sizes; check nothing")
-    if parser.parse_args().report:
-        report()
-        return 0
+    """Check; returns the exit status."""
     found = list(problems())
     print("\n".join(found) or "layout: no problems found")
     return bool(found)
