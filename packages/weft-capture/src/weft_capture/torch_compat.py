@@ -34,7 +34,7 @@ def grad_dtype(leaf: torch.Tensor) -> torch.dtype:
 @functools.cache
 def check_torch(version: str = torch.__version__) -> None:
     """Say once when torch is newer than what weft was tested with."""
-    major, minor = (int(part) for part in version.split(".")[:2])
+    major, minor = (int(number) for number in version.split(".")[:2])
     if (major, minor) > NEWEST_TORCH:
         newest = ".".join(map(str, NEWEST_TORCH))
         text = "torch %s is newer than what this weft was tested with (up to %s): %s"

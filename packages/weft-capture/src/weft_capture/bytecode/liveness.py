@@ -71,7 +71,7 @@ def _is_debugged() -> bool:
     trace = sys.gettrace()
     owner = getattr(trace, "__self__", trace)  # the debugger, where it is one of its methods
     module = type(owner).__module__
-    return isinstance(owner, bdb.Bdb) or any(part in module for part in DEBUGGER_MODULES)
+    return isinstance(owner, bdb.Bdb) or any(name in module for name in DEBUGGER_MODULES)
 
 
 def successors(decoded: Decoded, index: int) -> list[int]:

@@ -166,9 +166,9 @@ class Tracer:
     def dict_iterator(self, of: DictView | DictValue, way: Any = iter) -> Value:
         """Return an iterator over a dict or a view of it, or `reversed` of it."""
         view = of if isinstance(of, DictView) else DictView(of, "keys")
-        iterator_class = type(way(getattr(view.owner.cls(), view.kind)()))
+        iterator_class = type(way(getattr(view.owner.cls(), view.view_name)()))
         items = list(way(view.unpack(self)))
-        return DictIterator(items, iterator_class, owner=view.owner, view=view.kind)
+        return DictIterator(items, iterator_class, owner=view.owner, view=view.view_name)
 
     def fresh(self, result: Any) -> Value:
         """Return the value of a pure function's result; an iterator is listed at once."""

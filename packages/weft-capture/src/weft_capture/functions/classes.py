@@ -39,8 +39,8 @@ _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
     collections.deque: lambda tx, args: DequeValue([]),
     weakref.ref: lambda tx, args: make_ref(tx, *args),
     **{
-        kind: lambda tx, args, kind=kind: tx.builtin(kind, *args)  # type: ignore[misc]
-        for kind in (int, float, str, bytes, tuple, frozenset, complex)
+        scalar_class: lambda tx, args, scalar_class=scalar_class: tx.builtin(scalar_class, *args)  # type: ignore[misc]
+        for scalar_class in (int, float, str, bytes, tuple, frozenset, complex)
     },
 }
 """Builtin class -> (tx, arguments of `__new__`) -> the part of an instance that it makes."""
@@ -52,106 +52,108 @@ def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) 
     Raises:
         Break: when its instances cannot be made symbolically.
     """
-    kind = cls.obj
-    meta_call = attributes.lookup(type(kind), "__call__")
+    real_class = cls.obj
+    meta_call = attributes.lookup(type(real_class), "__call__")
     if meta_call is not None and meta_call[1] is dict:  # typing.TypedDict
         return tx.call_builtin(dict, args, kwargs)
     if meta_call is not None and attributes.is_python_code(meta_call[1]):
-        if issubclass(kind, enum.Enum):
-            return fold(tx, kind, args, kwargs)
+        if issubclass(real_class, enum.Enum):
+            return fold(tx, real_class, args, kwargs)
         return BoundMethod(tx.const_object(meta_call[1]), cls).tp_call(tx, args, kwargs)
     if meta_call is not None and not isinstance(meta_call[1], types.WrapperDescriptorType):
-        raise Break("object-creation", f"{type(kind).__qualname__}.__call__")
+        raise Break("object-creation", f"{type(real_class).__qualname__}.__call__")
     return construct(tx, cls, args, kwargs)
 
 
 def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
     """Do what `type.__call__` does: `__new__`, then `__init__`."""
-    kind = cls.obj
-    if issubclass(kind, BaseException):
-        new = attributes.lookup(kind, "__new__")
-        numbered = issubclass(kind, OSError) and len(args) > 1
+    real_class = cls.obj
+    if issubclass(real_class, BaseException):
+        new = attributes.lookup(real_class, "__new__")
+        numbered = issubclass(real_class, OSError) and len(args) > 1
         if new is not None and isinstance(new[1], staticmethod) and not numbered:
-            raise Break("object-creation", f"making a {kind.__qualname__}")
-        kind = class_by_number(kind, args) if numbered else kind
-        instance: Value = checked_exception(tx, kind, args)
-    elif table.is_pure(kind):
-        plainly = functools.partial(fold, tx, kind)
-        return tx.overrides.evaluate(kind, args, kwargs, plainly)
-    elif is_wrapper_subclass(kind):
-        return construct_wrapper(tx, kind, args, kwargs)
+            raise Break("object-creation", f"making a {real_class.__qualname__}")
+        real_class = class_by_number(real_class, args) if numbered else real_class
+        instance: Value = checked_exception(tx, real_class, args)
+    elif table.is_pure(real_class):
+        plainly = functools.partial(fold, tx, real_class)
+        return tx.overrides.evaluate(real_class, args, kwargs, plainly)
+    elif is_wrapper_subclass(real_class):
+        return construct_wrapper(tx, real_class, args, kwargs)
     else:
         instance = _new(tx, cls, args, kwargs)
-        if not issubclass(instance.python_type(), kind):
+        if not issubclass(instance.python_type(), real_class):
             return instance
     _initialise(tx, instance.python_type(), instance, args, kwargs)
     return instance
 
 
-def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwargs: Kwargs) -> None:
-    init = attributes.lookup(kind, "__init__")
+def _initialise(tx: Tracer, cls: type, instance: Value, args: list[Value], kwargs: Kwargs) -> None:
+    init = attributes.lookup(cls, "__init__")
     if init is None or init[1] is object.__init__:
-        new = attributes.lookup(kind, "__new__")
+        new = attributes.lookup(cls, "__new__")
         if (args or kwargs) and new is not None and new[1] is object.__new__:
-            raise Break("builtin-error", f"arguments of {kind.__qualname__}")
+            raise Break("builtin-error", f"arguments of {cls.__qualname__}")
     elif attributes.is_python_code(init[1]):
         result = tx.const_object(init[1]).tp_call(tx, [instance, *args], kwargs)
         if result is not NONE:
             text = f"__init__() should return None, not '{result.python_type().__name__}'"
             tx.raise_(TypeError, text)
     elif isinstance(instance, ExceptionValue):
-        instance.call_base_method(tx, kind, "__init__", args, kwargs)
+        instance.call_base_method(tx, cls, "__init__", args, kwargs)
     elif not isinstance(init[1], types.WrapperDescriptorType):
-        raise Break("object-creation", f"{kind.__qualname__}.__init__")
+        raise Break("object-creation", f"{cls.__qualname__}.__init__")
     elif isinstance(instance, UserObject):
         BaseMethod(instance, init[0], "__init__").tp_call(tx, args, kwargs)
 
 
 def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
-    kind = cls.obj
-    made_by_torch = issubclass(kind, torch.Tensor) and not has_handler(kind)
-    if made_by_torch or issubclass(kind, torch.autograd.Function):
-        raise Break("object-creation", f"making a {kind.__qualname__}")
-    if issubclass(kind, torch.nn.Module) and attributes.global_hooks(tx):
-        raise Break("object-creation", f"making a {kind.__qualname__} while all modules have hooks")
-    if kind.__flags__ & 1 << 7:  # Py_TPFLAGS_DISALLOW_INSTANTIATION
-        real_call(tx, kind)  # raises
-    new = attributes.lookup(kind, "__new__")
+    real_class = cls.obj
+    made_by_torch = issubclass(real_class, torch.Tensor) and not has_handler(real_class)
+    if made_by_torch or issubclass(real_class, torch.autograd.Function):
+        raise Break("object-creation", f"making a {real_class.__qualname__}")
+    if issubclass(real_class, torch.nn.Module) and attributes.global_hooks(tx):
+        raise Break(
+            "object-creation", f"making a {real_class.__qualname__} while all modules have hooks"
+        )
+    if real_class.__flags__ & 1 << 7:  # Py_TPFLAGS_DISALLOW_INSTANTIATION
+        real_call(tx, real_class)  # raises
+    new = attributes.lookup(real_class, "__new__")
     if new is not None and isinstance(new[1], staticmethod):
         return tx.const_object(new[1].__func__).tp_call(tx, [cls, *args], kwargs)
-    init = attributes.lookup(kind, "__init__")
+    init = attributes.lookup(real_class, "__init__")
     if kwargs and init is not None and not attributes.is_python_code(init[1]):
-        if not issubclass(kind, dict | torch.Size) and init[0] is not types.SimpleNamespace:
-            raise Break("object-creation", f"keyword arguments of {kind.__qualname__}")
-    return new_object(tx, kind, args)
+        if not issubclass(real_class, dict | torch.Size) and init[0] is not types.SimpleNamespace:
+            raise Break("object-creation", f"keyword arguments of {real_class.__qualname__}")
+    return new_object(tx, real_class, args)
 
 
-def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
+def new_object(tx: Tracer, cls: type, args: list[Value]) -> Value:
     """Do what the builtin `__new__` of a class does."""
     for base, make in _BASES.items():
-        if issubclass(kind, base):
-            _check_no_finalizer(kind)
-            return UserObject(kind, base=make(tx, args))
-    if has_handler(kind) and len(args) == 1 and issubclass(args[0].python_type(), torch.Tensor):
-        return retyped(tx, kind, args[0])
-    new = attributes.lookup(kind, "__new__")
-    inits = (vars(base).get("__init__") for base in kind.__mro__[:-1])
+        if issubclass(cls, base):
+            _check_no_finalizer(cls)
+            return UserObject(cls, base=make(tx, args))
+    if has_handler(cls) and len(args) == 1 and issubclass(args[0].python_type(), torch.Tensor):
+        return retyped(tx, cls, args[0])
+    new = attributes.lookup(cls, "__new__")
+    inits = (vars(base).get("__init__") for base in cls.__mro__[:-1])
     of_c = any(isinstance(init, types.WrapperDescriptorType) for init in inits)
     if of_c or (new is not None and new[0] is not object and new[0].__module__ != "typing"):
-        raise Break("object-creation", f"making a {kind.__module__}.{kind.__qualname__}")
-    return plain_object(tx, kind)
+        raise Break("object-creation", f"making a {cls.__module__}.{cls.__qualname__}")
+    return plain_object(tx, cls)
 
 
-def plain_object(tx: Tracer, kind: type) -> Value:
+def plain_object(tx: Tracer, cls: type) -> Value:
     """Do what `object.__new__` does, which refuses abstract classes and those of C types."""
-    _check_no_finalizer(kind)
-    real_call(tx, object.__new__, kind)
-    return UserObject(kind)
+    _check_no_finalizer(cls)
+    real_call(tx, object.__new__, cls)
+    return UserObject(cls)
 
 
-def _check_no_finalizer(kind: type) -> None:
-    if attributes.lookup(kind, "__del__") is not None:
-        raise Break("finalizer", f"making a {kind.__qualname__}, which has a __del__")
+def _check_no_finalizer(cls: type) -> None:
+    if attributes.lookup(cls, "__del__") is not None:
+        raise Break("finalizer", f"making a {cls.__qualname__}, which has a __del__")
 
 
 class ClassValue(ObjectConstant):
@@ -198,15 +200,15 @@ class ClassValue(ObjectConstant):
         written = attributes.written(tx, cls, name)
         if written is not None:
             return written
-        found = attributes.lookup(cls, name)
+        mro_entry = attributes.lookup(cls, name)
         above = attributes.lookup(type(cls), name)
-        if found is None or (above is not None and _is_active(above[1])):
+        if mro_entry is None or (above is not None and _is_active(above[1])):
             return self._from_metaclass(tx, name)
-        definer, attribute = found
+        definer, attribute = mro_entry
         getter = attributes.lookup(type(attribute), "__get__")
         active = getter is not None and attributes.is_user_code(getter)
         if active or isinstance(attribute, staticmethod | classmethod):
-            return attributes.bind(tx, found, name, self, cls)
+            return attributes.bind(tx, mro_entry, name, self, cls)
         if isinstance(attribute, types.FunctionType | property | functools.cached_property):
             return tx.const_object(attribute)
         real = real_call(tx, getattr, cls, name)
@@ -216,19 +218,19 @@ class ClassValue(ObjectConstant):
 
     def _from_metaclass(self, tx: Tracer, name: str) -> Value:
         metaclass = type(self.obj)
-        found = attributes.lookup(metaclass, name)
+        mro_entry = attributes.lookup(metaclass, name)
         fallback = attributes.lookup(metaclass, "__getattr__")
-        if found is not None and _is_active(found[1]):
-            return attributes.bind(tx, found, name, self, metaclass)
-        if found is None:
+        if mro_entry is not None and _is_active(mro_entry[1]):
+            return attributes.bind(tx, mro_entry, name, self, metaclass)
+        if mro_entry is None:
             if fallback is not None and attributes.is_user_code(fallback):
                 return tx.const_object(fallback[1]).tp_call(tx, [self, constant(name)], {})
             if hasattr(self.obj, name):
                 return tx.const_object(getattr(self.obj, name))
             text = f"type object '{self.obj.__name__}' has no attribute '{name}'"
             tx.raise_(AttributeError, text)
-        if attributes.is_python_code(found[1]):
-            return BoundMethod(tx.const_object(found[1]), self)
+        if attributes.is_python_code(mro_entry[1]):
+            return BoundMethod(tx.const_object(mro_entry[1]), self)
         return self._read(tx, name, real_call(tx, getattr, self.obj, name))
 
     def _read(self, tx: Tracer, name: str, real: Any) -> Value:
@@ -239,19 +241,19 @@ class ClassValue(ObjectConstant):
         return tx.const_object(real)
 
     def call_base_method(
-        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+        self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
-        if name == "__new__" and kind is not object:
+        if name == "__new__" and base_class is not object:
             return new_object(tx, args[0].as_constant(), args[1:])
         if name == "__call__":
             return construct(tx, self, args, kwargs)
-        if kind is type and name in ("__setattr__", "__delattr__"):
+        if base_class is type and name in ("__setattr__", "__delattr__"):
             getattr(self, f"plain_{name.strip('_')}")(tx, args[0].as_constant(), *args[1:])
             return NONE
         if name == "__new__":
             return _object_new(tx, *args, **kwargs)
         if name not in OBJECT_METHODS:
-            raise Break("c-function", f"{kind.__name__}.{name}")
+            raise Break("c-function", f"{base_class.__name__}.{name}")
         return OBJECT_METHODS[name](tx, self, *args, **kwargs)
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
@@ -272,9 +274,9 @@ class ClassValue(ObjectConstant):
 
     def _of_metaclass(self, tx: Tracer, name: str) -> Value | None:
         """Return a method that the metaclass has in Python."""
-        found = attributes.lookup(type(self.obj), name)
-        known = found is not None and attributes.is_python_code(found[1])
-        return BoundMethod(tx.const_object(found[1]), self) if found and known else None
+        mro_entry = attributes.lookup(type(self.obj), name)
+        in_python = mro_entry is not None and attributes.is_python_code(mro_entry[1])
+        return BoundMethod(tx.const_object(mro_entry[1]), self) if mro_entry and in_python else None
 
     plain_delattr = Value.tp_delattro
 
@@ -282,19 +284,19 @@ class ClassValue(ObjectConstant):
         """Do what `type.__setattr__` does."""
         # One that existed before the frame: mere data.
         cls = self.obj
-        found = attributes.lookup(cls, name)
+        mro_entry = attributes.lookup(cls, name)
         plain = not (hasattr(type(cls), name) or name.startswith("__"))
         plain = plain and not attributes.is_immutable_module(cls.__module__)
-        active = found is not None and hasattr(type(found[1]), "__get__")
+        active = mro_entry is not None and hasattr(type(mro_entry[1]), "__get__")
         if not plain or active or hasattr(value.python_type(), "__get__"):
             super().tp_setattro(tx, name, value)
         tx.effects.store_global(cls, name, value)
 
     def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         # The metaclass's `__getitem__`, else `__class_getitem__`.
-        found = attributes.lookup(type(self.obj), "__getitem__")
-        if found is not None and attributes.is_user_code(found):
-            return BoundMethod(tx.const_object(found[1]), self).tp_call(tx, [key], {})
+        mro_entry = attributes.lookup(type(self.obj), "__getitem__")
+        if mro_entry is not None and attributes.is_user_code(mro_entry):
+            return BoundMethod(tx.const_object(mro_entry[1]), self).tp_call(tx, [key], {})
         own = attributes.lookup(self.obj, "__class_getitem__")
         if own is not None and attributes.is_user_code(own):
             function = getattr(own[1], "__func__", own[1])
@@ -331,19 +333,19 @@ class SuperValue(Value):
             return class_value(super)
         owner, cls = self.owner, self.through
         of_class = isinstance(owner, ClassValue) and owner.obj is cls
-        for kind in cls.__mro__[cls.__mro__.index(self.start) + 1 :]:
-            written = tx.effects.global_value(kind, name)
+        for base_class in cls.__mro__[cls.__mro__.index(self.start) + 1 :]:
+            written = tx.effects.global_value(base_class, name)
             if written is not None:
                 return written
-            if attributes.lookup(kind, name) is None or name not in kind.__dict__:
+            if attributes.lookup(base_class, name) is None or name not in base_class.__dict__:
                 continue
-            attribute = kind.__dict__[name]
+            attribute = base_class.__dict__[name]
             unbound = of_class and isinstance(attribute, types.FunctionType | property)
             if unbound or attribute is torch._C._disabled_torch_function_impl:
                 return tx.const_object(attribute)
             if isinstance(attribute, attributes.C_METHODS):
-                return BaseMethod(owner, kind, name)
-            return attributes.bind(tx, (kind, attribute), name, owner, cls)
+                return BaseMethod(owner, base_class, name)
+            return attributes.bind(tx, (base_class, attribute), name, owner, cls)
         if isinstance(owner, ModuleValue):  # which keeps members outside its dict
             member = attributes.module_member(tx, owner, name)
             if member is not None:
@@ -361,27 +363,29 @@ class BaseMethod(Value):
     cls = types.BuiltinMethodType
 
     owner: Value
-    kind: type
+    base_class: type
     name: str
 
     def python_type(self) -> type:
-        return MethodOf.bound.get(type(vars(self.kind)[self.name]), self.cls)
+        return MethodOf.bound.get(type(vars(self.base_class)[self.name]), self.cls)
 
     def describe(self) -> str:
-        return f"{self.kind.__name__}.{self.name}"
+        return f"{self.base_class.__name__}.{self.name}"
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         owner = self.owner
         if isinstance(owner, ExceptionValue | ClassValue):
-            return owner.call_base_method(tx, self.kind, self.name, args, kwargs)
-        generic = self.kind is object or self.name in _GENERIC
+            return owner.call_base_method(tx, self.base_class, self.name, args, kwargs)
+        generic = self.base_class is object or self.name in _GENERIC
         if isinstance(owner, UserObject) and owner.base is not None and not generic:
             if self.name == "__init__":
                 return _fill_base(tx, owner, args, kwargs)
             if self.name == "__getitem__":
                 return owner.base_item(tx, args[0])
             named = self.name == "__repr__" and isinstance(owner.base, SetValue)  # by its class
-            other = isinstance(owner.base, DictValue) and owner.base.cls is not self.kind is dict
+            other = (
+                isinstance(owner.base, DictValue) and owner.base.cls is not self.base_class is dict
+            )
             if named or other:
                 raise Break("c-function", f"{self.describe()} of {owner.describe()}")
             return owner.base_method(tx, self.name, args, kwargs)
@@ -433,11 +437,11 @@ def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
 
 @table.rule(object.__init__)
 def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
-    kind = owner.python_type()
-    init, new = (attributes.lookup(kind, name) for name in ("__init__", "__new__"))
+    cls = owner.python_type()
+    init, new = (attributes.lookup(cls, name) for name in ("__init__", "__new__"))
     own = init is not None and init[1] is not object.__init__
     if (args or kwargs) and (own or (new is not None and new[1] is object.__new__)):
-        raise Break("builtin-error", f"arguments of object.__init__ for a {kind.__qualname__}")
+        raise Break("builtin-error", f"arguments of object.__init__ for a {cls.__qualname__}")
     return NONE
 
 
@@ -469,13 +473,19 @@ table.rule(weakref.ref)(make_ref)
 def _base_new(base: type) -> None:
     @table.rule(base.__new__)
     def new(tx: Tracer, cls: Value, *args: Value) -> Value:
-        kind = cls.as_constant()
-        if not issubclass(kind, base):
-            name, other = base.__name__, kind.__name__
+        real_class = cls.as_constant()
+        if not issubclass(real_class, base):
+            name, other = base.__name__, real_class.__name__
             tx.raise_(TypeError, f"{name}.__new__({other}): {other} is not a subtype of {name}")
-        if kind is not base and not kind.__flags__ & 1 << 9:  # a class in C: Py_TPFLAGS_HEAPTYPE
-            real_call(tx, base.__new__, kind)  # may refuse it
-        return _BASES[base](tx, list(args)) if kind is base else new_object(tx, kind, list(args))
+        if (
+            real_class is not base and not real_class.__flags__ & 1 << 9
+        ):  # a class in C: Py_TPFLAGS_HEAPTYPE
+            real_call(tx, base.__new__, real_class)  # may refuse it
+        return (
+            _BASES[base](tx, list(args))
+            if real_class is base
+            else new_object(tx, real_class, list(args))
+        )
 
 
 for _base in _BASES.keys() - {tuple, collections.OrderedDict, collections.defaultdict}:

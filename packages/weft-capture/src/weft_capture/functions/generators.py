@@ -23,7 +23,12 @@ from weft_capture.bytecode import make_resume
 from weft_capture.model.constant import NONE, NULL, constant
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.contexts import AutocastContext
-from weft_capture.model.exceptions import ExceptionValue, chain, generator_error, generator_kind
+from weft_capture.model.exceptions import (
+    ExceptionValue,
+    chain,
+    generator_error,
+    generator_type_name,
+)
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.iterators import IteratorValue
 from weft_capture.model.protocol import Frame, Kwargs, MethodOf, Output, Raised, Tracer, Value
@@ -51,10 +56,10 @@ class GeneratorValue(IteratorValue):
 
     def __post_init__(self) -> None:
         self.flags = self.function.code.co_flags
-        self.kind = generator_kind(self.flags)
+        self.type_name = generator_type_name(self.flags)
         self.module = self.function.globals.get("__name__")
         self.is_library_code = is_skipped_code(self.function.code, self.module)
-        self.cls = _TYPES[self.kind]
+        self.cls = _TYPES[self.type_name]
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if not hasattr(self.cls, name):
@@ -77,7 +82,7 @@ class GeneratorValue(IteratorValue):
         return restore
 
     def tp_iter(self, tx: Tracer) -> Value:
-        if self.kind != "generator":
+        if self.type_name != "generator":
             tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
         return self
 
@@ -92,7 +97,7 @@ class GeneratorValue(IteratorValue):
             self.returned = None
             return None
         if not self.started and value is not NONE:
-            tx.raise_(TypeError, f"can't send non-None value to a just-started {self.kind}")
+            tx.raise_(TypeError, f"can't send non-None value to a just-started {self.type_name}")
         self._enter(tx)
         if self.started:
             frame.stack.append(value)
@@ -120,10 +125,10 @@ class GeneratorValue(IteratorValue):
                     return item
                 frame.end_delegation(inner)
                 return self._run(tx, frame)
-            kind = type(None) if inner is None else inner.python_type()
-            if hasattr(kind, "__getattr__") or (hasattr(kind, name) and not ends):
+            inner_type = type(None) if inner is None else inner.python_type()
+            if hasattr(inner_type, "__getattr__") or (hasattr(inner_type, name) and not ends):
                 raise Break("generator", f"{name} of an iterator that is no generator")
-            if inner is not None and hasattr(kind, name):
+            if inner is not None and hasattr(inner_type, name):
                 inner.call_method(tx, name, [], {})
         except Raised as raised:
             error = raised.value
@@ -142,16 +147,16 @@ class GeneratorValue(IteratorValue):
                 return NONE
             raise
         if item is not None:
-            tx.raise_(RuntimeError, f"{self.kind} ignored GeneratorExit")
+            tx.raise_(RuntimeError, f"{self.type_name} ignored GeneratorExit")
         return (self.returned or NONE) if CLOSE_RETURNS else NONE
 
     def _refuse_ended(self, tx: Tracer) -> None:
-        if self.kind == "coroutine":
+        if self.type_name == "coroutine":
             tx.raise_(RuntimeError, "cannot reuse already awaited coroutine")
 
     def _enter(self, tx: Tracer) -> None:
         if self.running:
-            tx.raise_(ValueError, f"{self.kind} already executing")
+            tx.raise_(ValueError, f"{self.type_name} already executing")
         tx.journal.touch(self)
         self.running = True
 
@@ -180,11 +185,11 @@ class GeneratorValue(IteratorValue):
         frame = self.frame
         if frame is None or self in rebuilt:
             return
-        noticed = self.kind == "coroutine" and not self.started
+        noticed = self.type_name == "coroutine" and not self.started
         if self.started and frame.decoded.unwinds(frame.instr):
-            noticed = self.kind == ASYNC or not self._ends_silently(tx)
+            noticed = self.type_name == ASYNC or not self._ends_silently(tx)
         if noticed:
-            what = f"a {self.kind} that has not ended is dropped"
+            what = f"a {self.type_name} that has not ended is dropped"
             raise Break("generator", what, tx.steps.restart_step_of(self))
 
     def _ends_silently(self, tx: Tracer) -> bool:
@@ -193,16 +198,16 @@ class GeneratorValue(IteratorValue):
 
         born, self.born = self.born, sys.maxsize  # what it changes of its own, nobody sees
         try:
-            with isolated(tx, "closing") as made:
+            with isolated(tx, "closing") as nodes:
                 self.close(tx)
         except Break:
             return False
         finally:
             self.born = born
-        return not made
+        return not nodes
 
     def reconstruct(self, out: Output) -> None:
-        plain, what = self.cls is _TYPES[self.kind], self._lasting(out)
+        plain, what = self.cls is _TYPES[self.type_name], self._lasting(out)
         if self.module == "weft_capture.polyfills":
             named = "may have had another name" if plain else ""
             what = "has started" if self.started or self.cls in _INNER else named
@@ -218,19 +223,21 @@ class GeneratorValue(IteratorValue):
             return
         names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]
         if frame is None:
-            code = _ENDED[self.kind].__code__
+            code = _ENDED[self.type_name].__code__
             out.call(standing, [constant(code), constant({}), TupleValue([]), *names])
             return
         state = [*frame.stack, NONE]  # what the yield where it stands is given
         present = [value is not NULL for value in state]
         keep = out.kept(frame.locals)
-        at = frame.ip - 1 - (self.kind == ASYNC)  # the yield, or the wrapping of what it gives
+        at = frame.ip - 1 - (self.type_name == ASYNC)  # the yield, or the wrapping of what it gives
         resume = make_resume(frame.decoded, at, present, tuple(frame.locals), keep)
-        known = {cell: value.contents for cell, value in frame.cells.items()} | frame.locals
-        given: list[Any] = [state[a] if isinstance(a, int) else known[a] for a in resume.args]
+        variables = {cell: value.contents for cell, value in frame.cells.items()} | frame.locals
+        arguments: list[Any] = [
+            state[a] if isinstance(a, int) else variables[a] for a in resume.args
+        ]
         cells = TupleValue([frame.cells[name] for name in resume.code.co_freevars])
         made_of = [constant(resume.code), constant(self.function.globals), cells]
-        out.call(standing, [*made_of, *names, *given])
+        out.call(standing, [*made_of, *names, *arguments])
 
     def _lasting(self, out: Output) -> str:
         """Say what the real generator could not be given."""
@@ -242,7 +249,7 @@ class GeneratorValue(IteratorValue):
         if self.running or self.stepped or frame.exception is not None:
             return "runs or handles an exception"
         owners = [value.owner for value in frame.stack if isinstance(value, MethodOf)]
-        if any(isinstance(one, AutocastContext) and one.real is not None for one in owners):
+        if any(isinstance(owner, AutocastContext) and owner.real is not None for owner in owners):
             return "is inside of a block that changes the graph's mode"
         return ""
 
@@ -263,7 +270,7 @@ class AsyncStep(IteratorValue):
     owner: GeneratorValue
     name: str
     args: tuple[Value, ...]
-    given: Value
+    sent: Value
     state: str = "new"
     returned: Value | None = None
     made_by: Any = None
@@ -285,9 +292,9 @@ class AsyncStep(IteratorValue):
             what = f"{self.name} that was awaited before, or while the generator runs"
             raise Break("generator", what)
         if self.sends:
-            return self._run(tx, owner.send, self.given if value is NONE else value)
+            return self._run(tx, owner.send, self.sent if value is NONE else value)
         if owner.frame is not None:
-            return self._run(tx, owner.throw, self.given)
+            return self._run(tx, owner.throw, self.sent)
         tx.journal.touch(self)
         self.state = "done"
         return None
@@ -298,13 +305,13 @@ class AsyncStep(IteratorValue):
             raise Break("generator", f"throw of {self.name} that waits for nothing")
         return self._run(tx, self.owner.throw, error)
 
-    def _run(self, tx: Tracer, step: Callable[..., Value | None], given: Value) -> Value | None:
+    def _run(self, tx: Tracer, step: Callable[..., Value | None], sent: Value) -> Value | None:
         owner, closes = self.owner, self.name == "aclose"
         tx.journal.touch(self)
         tx.journal.touch(owner)
         self.state, owner.stepped = "running", True
         try:
-            item = step(tx, given)
+            item = step(tx, sent)
             if item is None:
                 raise Raised(chain(tx, ExceptionValue(StopAsyncIteration, [])))
         except Raised as raised:
@@ -337,13 +344,13 @@ def make_generator(
 ) -> GeneratorValue:
     """Return what a call of a generator or coroutine function gives; `frame` is its frame."""
     tx = frame.tx
-    made = GeneratorValue(frame, function, args, kwargs)
-    if made.kind == "coroutine":
+    generator = GeneratorValue(frame, function, args, kwargs)
+    if generator.type_name == "coroutine":
         if sys.get_coroutine_origin_tracking_depth():
             raise Break("generator", "a coroutine that notes the frames that make it")
         tx.guard(CallSource(sys.get_coroutine_origin_tracking_depth, ()), "CONST", 0)
-    tx.watch(made)
-    return made
+    tx.watch(generator)
+    return generator
 
 
 def standing(
@@ -378,7 +385,7 @@ async def _asynchronous() -> Any:
 TEE: type = type(itertools.tee(())[0])
 CALLS: type = type(iter(int, 1))
 _INNER = (reversed, TEE)  # are made of more than their class takes
-ASYNC = generator_kind(inspect.CO_ASYNC_GENERATOR)
+ASYNC = generator_type_name(inspect.CO_ASYNC_GENERATOR)
 _ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine, ASYNC: _asynchronous}
 _TYPES = {
     "generator": types.GeneratorType,

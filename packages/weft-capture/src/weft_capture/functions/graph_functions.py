@@ -28,10 +28,10 @@ _INLINED: frozenset[object] = frozenset(
 
 def hashes_silently(obj: object) -> bool:
     """Say whether an object has a hash, which runs no code of the program."""
-    kind = type(obj)
-    if kind.__module__ == "torch._ops":
+    cls = type(obj)
+    if cls.__module__ == "torch._ops":
         return True
-    if not isinstance(kind.__hash__, types.WrapperDescriptorType):
+    if not isinstance(cls.__hash__, types.WrapperDescriptorType):
         return False
     try:
         hash(obj)
@@ -42,13 +42,13 @@ def hashes_silently(obj: object) -> bool:
 
 @functools.cache
 def _native_functions() -> frozenset[object]:
-    found = set()
+    functions = set()
     for namespace in _NATIVE:
         for name in dir(namespace):
             function = getattr(namespace, name)
             if callable(function) and not name.startswith("__"):
-                found.add(function)
-    return frozenset(found)
+                functions.add(function)
+    return frozenset(functions)
 
 
 def is_graph_function(function: Any) -> bool:

@@ -164,8 +164,8 @@ _LIBRARIES = ("torch", "contextlib", "functools", "weft_core", "weft_capture", "
 
 def find_row(obj: object) -> Row | None:
     """Return the row of a callable, or None."""
-    found = ROWS.get(obj) if hashes_silently(obj) else None
-    if found is None and isinstance(obj, types.FunctionType | type):
+    row = ROWS.get(obj) if hashes_silently(obj) else None
+    if row is None and isinstance(obj, types.FunctionType | type):
         original = obj.__dict__.get("_torchdynamo_orig_callable")
         if original is not None and (obj.__module__ or "").startswith("torch.optim"):
             return Row(Treatment.HANDLER, _caller(original))
@@ -174,7 +174,7 @@ def find_row(obj: object) -> Row | None:
             if home not in _LIBRARIES:
                 return None
         return ROWS.get(f"{obj.__module__}.{obj.__qualname__}")
-    return found
+    return row
 
 
 def find(obj: object) -> Handler | None:
@@ -273,8 +273,8 @@ def _first_loaded(obj: Any) -> Any:
         return obj
     first = sys.modules.get(obj.__module__ or "")
     again = obj.__module__ in sys.stdlib_module_names and first is not obj.__self__
-    found = getattr(first, obj.__name__, None) if again else None
-    return found if type(found) is type(obj) else obj
+    loaded = getattr(first, obj.__name__, None) if again else None
+    return loaded if type(loaded) is type(obj) else obj
 
 
 def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: Any = None) -> Value:
@@ -331,10 +331,10 @@ _PLAIN = (
 def raise_real(tx: Tracer, real: Any, args: list[Value], kwargs: Kwargs) -> None:
     """Raise what `real` raises, where capture knows its arguments."""
     with contextlib.suppress(Break):
-        given = [arg.data(tx) for arg in args]
+        arguments = [arg.data(tx) for arg in args]
         named = {name: value.data(tx) for name, value in kwargs.items()}
-        if all(type(one) in _PLAIN for one in (*given, *named.values())):
-            real_call(tx, real, *given, **named)
+        if all(type(argument) in _PLAIN for argument in (*arguments, *named.values())):
+            real_call(tx, real, *arguments, **named)
 
 
 def _owner(obj: Any) -> type:

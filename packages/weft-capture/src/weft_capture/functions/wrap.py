@@ -94,9 +94,9 @@ def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
     """
     if is_constant_object(obj):
         return _wrap_constant(tx, obj, source)
-    known = tx.values_by_id.get(id(obj))
-    if known is not None:
-        value, first = known
+    existing = tx.values_by_id.get(id(obj))
+    if existing is not None:
+        value, first = existing
         tx.guard_alias(first, source, obj)
         return value
     tx.finalizes |= hasattr(type(obj), "__del__") and not isinstance(source, ConstSource)
@@ -114,20 +114,20 @@ def _is_of(family: Any, obj: Any) -> bool:
 
 def literal(tx: Tracer, obj: Any) -> Value:
     """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
-    kind = type(obj)
+    cls = type(obj)
     if isinstance(obj, Value | Proxy):
         return obj if isinstance(obj, Value) else obj.value
-    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+    if cls in (dict, collections.OrderedDict, collections.defaultdict):
         pairs = [(literal(tx, k), literal(tx, v)) for k, v in obj.items()]
         factory = tx.const_object(getattr(obj, "default_factory", None))
-        return DictValue(pairs, cls=kind, default_factory=factory)
-    if kind is slice:
-        return SliceValue(*(literal(tx, part) for part in (obj.start, obj.stop, obj.step)))
-    if kind in (set, frozenset):
-        return SetValue([literal(tx, item) for item in obj], None, kind, obj)
-    if is_named(kind) or kind in (tuple, list, torch.Size):
-        return sequence_of(kind, [literal(tx, item) for item in obj])
-    return RangeValue(obj) if kind is range else tx.const_object(obj)
+        return DictValue(pairs, cls=cls, default_factory=factory)
+    if cls is slice:
+        return SliceValue(*(literal(tx, bound) for bound in (obj.start, obj.stop, obj.step)))
+    if cls in (set, frozenset):
+        return SetValue([literal(tx, item) for item in obj], None, cls, obj)
+    if is_named(cls) or cls in (tuple, list, torch.Size):
+        return sequence_of(cls, [literal(tx, item) for item in obj])
+    return RangeValue(obj) if cls is range else tx.const_object(obj)
 
 
 def _typed(make: Wrapper) -> Wrapper:
@@ -190,9 +190,9 @@ def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
     if id(obj) in tx.calls.written:
         raise Break("side-effect", "a list that warnings were recorded in")
     tx.guard(source, "TYPE", list)
-    made = ListValue([], source)
-    made.real, made.read = obj, functools.partial(_read_list, tx, obj, source)
-    return made
+    result = ListValue([], source)
+    result.real, result.read = obj, functools.partial(_read_list, tx, obj, source)
+    return result
 
 
 def _read_list(tx: Tracer, obj: Any, source: Source) -> list[Value]:
@@ -288,10 +288,10 @@ def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_set_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
-    kind = set if issubclass(type(obj), set) else frozenset
-    part = _wrap_set(tx, kind(obj), CallSource(kind, (source,)))
-    part.source = None
-    return UserObject(type(obj), obj, source, part)
+    set_class = set if issubclass(type(obj), set) else frozenset
+    base = _wrap_set(tx, set_class(obj), CallSource(set_class, (source,)))
+    base.source = None
+    return UserObject(type(obj), obj, source, base)
 
 
 def _wrap_range(tx: Tracer, obj: range, source: Source) -> Value:
@@ -300,8 +300,8 @@ def _wrap_range(tx: Tracer, obj: range, source: Source) -> Value:
 
 
 def _wrap_slice(tx: Tracer, obj: slice, source: Source) -> Value:
-    parts = [wrap(tx, getattr(obj, n), AttrSource(source, n)) for n in ("start", "stop", "step")]
-    return SliceValue(*parts)
+    bounds = [wrap(tx, getattr(obj, n), AttrSource(source, n)) for n in ("start", "stop", "step")]
+    return SliceValue(*bounds)
 
 
 def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value:
@@ -350,11 +350,11 @@ def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
 
 def _wrap_deque(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_constant(AttrSource(source, "maxlen"), obj.maxlen)
-    made = DequeValue([], source, obj.maxlen)
-    made.real, made.read = obj, functools.partial(_read_list, tx, obj, source)
+    result = DequeValue([], source, obj.maxlen)
+    result.real, result.read = obj, functools.partial(_read_list, tx, obj, source)
     if obj.maxlen is not None and holds_finalizer(obj):
-        made.items  # noqa: B018 - is read at once
-    return made
+        result.items  # noqa: B018 - is read at once
+    return result
 
 
 def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -373,8 +373,8 @@ def _wrap_partial(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_mode(tx: Tracer, obj: Any, source: Source) -> Value:
-    kind = AutocastContext if isinstance(obj, torch.autocast) else InferenceContext
-    return kind.of(tx, obj, source)
+    context_class = AutocastContext if isinstance(obj, torch.autocast) else InferenceContext
+    return context_class.of(tx, obj, source)
 
 
 def _wrap_stream(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -393,10 +393,10 @@ def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
 
 def _wrap_sequence_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     items = plain_items(obj)
-    place = CallSource(plain_items, (source,)) if gives_others(type(obj)) else source
-    tx.guard(place, "LEN", len(items))
-    kind = ListValue if issubclass(type(obj), list) else TupleValue
-    return UserObject(type(obj), obj, source, kind(_items(tx, items, place)))
+    items_source = CallSource(plain_items, (source,)) if gives_others(type(obj)) else source
+    tx.guard(items_source, "LEN", len(items))
+    value_class = ListValue if issubclass(type(obj), list) else TupleValue
+    return UserObject(type(obj), obj, source, value_class(_items(tx, items, items_source)))
 
 
 def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -412,8 +412,8 @@ def _wrap_ref(tx: Tracer, obj: Any, source: Source) -> Value:
     if type(obj) in weakref.ProxyTypes:
         raise Break("weak-reference", "a weak proxy")
     tx.guard(source, "TYPE", type(obj))
-    part = WeakRefValue(tx, obj, source)
-    return part if type(obj) is weakref.ref else UserObject(type(obj), obj, source, part)
+    reference = WeakRefValue(tx, obj, source)
+    return reference if type(obj) is weakref.ref else UserObject(type(obj), obj, source, reference)
 
 
 # ---- the table

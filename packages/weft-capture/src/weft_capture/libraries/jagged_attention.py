@@ -30,7 +30,7 @@ def _rows(offsets: torch.Tensor, *tensors: torch.Tensor) -> Iterator[list[Any]]:
     """Take tensors (length, heads, ...) apart into rows (1, heads, length, ...)."""
     sizes = offsets.diff().tolist()
     for row in zip(*(tensor.split(sizes) for tensor in tensors), strict=True):
-        yield [part.transpose(0, 1)[None] for part in row]
+        yield [head.transpose(0, 1)[None] for head in row]
 
 
 def _fake(q: Any, k: Any, v: Any, rows: Any, key_rows: Any, scale: float | None) -> Any:
@@ -39,34 +39,34 @@ def _fake(q: Any, k: Any, v: Any, rows: Any, key_rows: Any, scale: float | None)
 
 
 def _fake_backward(q: Any, k: Any, v: Any, *rest: Any) -> Any:
-    return tuple(one.new_empty(one.shape) for one in (q, k, v))
+    return tuple(t.new_empty(t.shape) for t in (q, k, v))
 
 
 def _forward(q: Any, k: Any, v: Any, rows: Any, key_rows: Any, scale: float | None) -> Any:
-    made = [one.zero_() for one in _fake(q, k, v, rows, key_rows, scale)]
-    both = zip(_rows(rows, q, *made), _rows(key_rows, k, v), strict=True)
+    outputs = [t.zero_() for t in _fake(q, k, v, rows, key_rows, scale)]
+    both = zip(_rows(rows, q, *outputs), _rows(key_rows, k, v), strict=True)
     for (query, *into), (key, value) in both:
         if query.shape[2] and key.shape[2]:
             _copy(into, _FLASH(query, key, value, scale=scale))
-    return tuple(made)
+    return tuple(outputs)
 
 
 def _backward(
     q: Any, k: Any, v: Any, rows: Any, key_rows: Any, scale: Any, out: Any, lse: Any, grad: Any
 ) -> Any:
-    made = [one.zero_() for one in _fake_backward(q, k, v)]
-    queries = _rows(rows, made[0], grad, q, out, lse)
+    grads = [t.zero_() for t in _fake_backward(q, k, v)]
+    queries = _rows(rows, grads[0], grad, q, out, lse)
     for (a, g, query, *kept), (b, c, *keys) in zip(
-        queries, _rows(key_rows, *made[1:], k, v), strict=True
+        queries, _rows(key_rows, *grads[1:], k, v), strict=True
     ):
         if query.shape[2] and keys[0].shape[2]:
             _copy((a, b, c), _BACKWARD(g, query, *keys, *kept, 0.0, False, scale=scale))
-    return tuple(made)
+    return tuple(grads)
 
 
-def _copy(into: Any, made: Any) -> None:
-    for one, other in zip(into, made, strict=True):
-        one.copy_(other)
+def _copy(into: Any, results: Any) -> None:
+    for target, result in zip(into, results, strict=True):
+        target.copy_(result)
 
 
 _library.impl("jagged_attention", _forward, "CPU")
@@ -77,28 +77,28 @@ _library.impl("jagged_attention_backward", _fake_backward, "Meta")
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        out, lse = torch.ops.weft_capture.jagged_attention(*given)
-        ctx.save_for_backward(*given[:-1], out, lse)
-        ctx.scale = given[-1]
+    def forward(ctx: Any, *args: Any) -> Any:
+        out, lse = torch.ops.weft_capture.jagged_attention(*args)
+        ctx.save_for_backward(*args[:-1], out, lse)
+        ctx.scale = args[-1]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        *given, out, lse = ctx.saved_tensors
+        *saved, out, lse = ctx.saved_tensors
         backward = torch.ops.weft_capture.jagged_attention_backward
-        return *backward(*given, ctx.scale, out, lse, grad), None, None, None
+        return *backward(*saved, ctx.scale, out, lse, grad), None, None, None
 
 
 def supports(*tensors: Any) -> bool:
     """Say whether eager computes attention of a query, a key and a value by numbers, on a CPU."""
-    if not all(is_jagged(type(one)) and one.device.type == "cpu" for one in tensors):
+    if not all(is_jagged(type(t)) and t.device.type == "cpu" for t in tensors):
         return False
     query, key, value = tensors
     return (
         torch.backends.cuda.math_sdp_enabled()
-        and all(one.dim() == 4 and one._ragged_idx == 2 and one._lengths is None for one in tensors)
-        and all(one._values.transpose(0, 1).is_contiguous() for one in tensors)
+        and all(t.dim() == 4 and t._ragged_idx == 2 and t._lengths is None for t in tensors)
+        and all(t._values.transpose(0, 1).is_contiguous() for t in tensors)
         and query.dtype in _DTYPES
         and query.dtype == key.dtype == value.dtype
         and query.shape[0] == key.shape[0]
@@ -111,14 +111,14 @@ def supports(*tensors: Any) -> bool:
 def attend(query: Any, key: Any, value: Any, scale: float | None) -> Any:
     """Return what `scaled_dot_product_attention` does of tensors (batch, heads, ragged, width)."""
     query, key, value, _ = sdpa._autocast(query, key, value, None)
-    parts = [one.transpose(1, 2) for one in (query, key, value)]
-    values = [one.values() for one in parts]
+    transposed = [t.transpose(1, 2) for t in (query, key, value)]
+    values = [t.values() for t in transposed]
     out = _Attention.apply(*values, query.offsets(), key.offsets(), scale)  # type: ignore[no-untyped-call]
-    whole = nested_tensor.nested_view_from_values_offsets_lengths(
+    nested = nested_tensor.nested_view_from_values_offsets_lengths(
         out,
         query.offsets(),
         None,
         min_seqlen=query._maybe_min_seqlen,
         max_seqlen=query._maybe_max_seqlen,
     )
-    return whole.transpose(1, 2)
+    return nested.transpose(1, 2)

@@ -43,7 +43,7 @@ from weft_capture.model.functions import BoundMethod
 from weft_capture.model.protocol import InstanceValue, Kwargs, MethodOf, Raised, Tracer, Value
 from weft_capture.python_compat import type_name
 
-Found = tuple[type, Any]
+MroEntry = tuple[type, Any]
 _MEMBER_DICTS = ("_parameters", "_buffers", "_modules")
 
 
@@ -87,36 +87,36 @@ class ClassReads(threading.local):
     """The names that the capture under way looked up in classes, and what was found."""
 
     def __init__(self) -> None:
-        self.found: dict[type, dict[str, Found | None]] | None = None
+        self.mro_entries: dict[type, dict[str, MroEntry | None]] | None = None
 
     @contextmanager
-    def recorded(self) -> Iterator[dict[type, dict[str, Found | None]]]:
+    def recorded(self) -> Iterator[dict[type, dict[str, MroEntry | None]]]:
         """Record the lookups of a block; the table is filled as they happen."""
-        before, self.found = self.found, {}
+        before, self.mro_entries = self.mro_entries, {}
         try:
-            yield self.found
+            yield self.mro_entries
         finally:
-            self.found = before
+            self.mro_entries = before
 
 
 class_reads = ClassReads()
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
-def lookup(cls: type, name: str) -> Found | None:
+def lookup(cls: type, name: str) -> MroEntry | None:
     """Find a name in a class and its bases without running descriptors.
 
     During a capture, code comes to depend on what is found, and on names that are not.
     """
-    found = find_in_class(cls, name)
+    mro_entry = find_in_class(cls, name)
     package = (cls.__module__ or "").partition(".")[0]
     fixed = cls.__flags__ & _IMMUTABLE_TYPE or package in UNGUARDED_PACKAGES
-    if class_reads.found is not None and not fixed:
-        class_reads.found.setdefault(cls, {})[name] = found
-    return found
+    if class_reads.mro_entries is not None and not fixed:
+        class_reads.mro_entries.setdefault(cls, {})[name] = mro_entry
+    return mro_entry
 
 
-def class_guards(reads: dict[type, dict[str, Found | None]]) -> Iterator[Guard]:
+def class_guards(reads: dict[type, dict[str, MroEntry | None]]) -> Iterator[Guard]:
     """Yield one guard for each class that was read.
 
     What is no descriptor is guarded by its value where it is read, unless nobody changes it.
@@ -124,10 +124,10 @@ def class_guards(reads: dict[type, dict[str, Found | None]]) -> Iterator[Guard]:
     for cls, names in reads.items():
         plain = {
             name
-            for name, found in names.items()
-            if found
-            and not is_descriptor(found[1])
-            and not is_immutable_module(found[0].__module__)
+            for name, mro_entry in names.items()
+            if mro_entry
+            and not is_descriptor(mro_entry[1])
+            and not is_immutable_module(mro_entry[0].__module__)
         }
         use = ClassUse.of(cls, names, plain)
         yield Guard.of(ProgramSource(WeakIdentity(cls)), "CLASS", use)
@@ -147,8 +147,8 @@ def is_data_descriptor(attribute: object) -> bool:
 
 def is_slot(cls: type, name: str) -> bool:
     """Say whether instances keep an attribute elsewhere than in their `__dict__`."""
-    found = lookup(cls, name)
-    return found is not None and isinstance(found[1], SLOTS)
+    mro_entry = lookup(cls, name)
+    return mro_entry is not None and isinstance(mro_entry[1], SLOTS)
 
 
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -156,13 +156,17 @@ SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 def is_hidden(cls: type, name: str) -> bool:
     """Say whether what the `__dict__` of instances holds under a name is behind a descriptor."""
-    found = lookup(cls, name)
-    return found is not None and is_data_descriptor(found[1]) and not isinstance(found[1], SLOTS)
+    mro_entry = lookup(cls, name)
+    return (
+        mro_entry is not None
+        and is_data_descriptor(mro_entry[1])
+        and not isinstance(mro_entry[1], SLOTS)
+    )
 
 
-def is_user_code(found: Found) -> bool:
+def is_user_code(mro_entry: MroEntry) -> bool:
     """Say whether what was found in a class is Python code of the program."""
-    return is_python_code(found[1]) and not is_immutable_module(found[0].__module__)
+    return is_python_code(mro_entry[1]) and not is_immutable_module(mro_entry[0].__module__)
 
 
 def is_fixed(cls: type) -> bool:
@@ -181,28 +185,30 @@ def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) 
 # ---- binding what a class holds
 
 
-def _bind_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    if found[1].fget is None:
+def _bind_property(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
+    if mro_entry[1].fget is None:
         raise Break("builtin-error", f"the property {name} without a getter")
-    return tx.const_object(found[1].fget).tp_call(tx, [owner], {})
+    return tx.const_object(mro_entry[1].fget).tp_call(tx, [owner], {})
 
 
-def _bind_cached_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    value = tx.const_object(found[1].func).tp_call(tx, [owner], {})
+def _bind_cached_property(
+    tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type
+) -> Value:
+    value = tx.const_object(mro_entry[1].func).tp_call(tx, [owner], {})
     owner.tp_setattro(tx, name, value)
     return value
 
 
-def _bind_field(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    _, (index, _) = found[1].__reduce__()
+def _bind_field(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
+    _, (index, _) = mro_entry[1].__reduce__()
     base = getattr(owner, "base", None)  # of a named tuple with operators
     if base is None:
         raise Break("c-attribute", f"descriptor {name} of {cls.__name__}")
     return cast("Value", base.mp_subscript(tx, constant(index)))
 
 
-def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    function = found[1].__func__
+def _bind_classmethod(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
+    function = mro_entry[1].__func__
     if hasattr(type(function), "__get__") and type(function) not in _FUNCTIONS:
         # Up to 3.12 a classmethod asks what it holds for what to call.
         raise Break("c-attribute", f"a classmethod over a {type(function).__name__}")
@@ -216,7 +222,7 @@ _FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
 _STORED = frozenset([vars(torch._C._FunctionBase)["needs_input_grad"]])
 
 
-def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+def _bind_slot(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
     if name == "__dict__":
         return tx.instance_dict(owner)
     if name == "__class__":
@@ -228,24 +234,24 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
         if value.source is None and type(value) is Value:  # deleted
             tx.raise_(AttributeError, f"'{type_name(cls)}' object has no attribute '{name}'")
         return value
-    stored = isinstance(found[1], types.MemberDescriptorType) or found[1] in _STORED
+    stored = isinstance(mro_entry[1], types.MemberDescriptorType) or mro_entry[1] in _STORED
     if obj is None or not stored:
         base = getattr(owner, "base", None)
         if base is not None:
             read: Value = base.tp_getattro(tx, name)
             return read
-        if isinstance(found[1], types.MemberDescriptorType):
+        if isinstance(mro_entry[1], types.MemberDescriptorType):
             tx.raise_(AttributeError, f"'{type_name(cls)}' object has no attribute '{name}'")
         raise Break("c-attribute", f"attribute {name} of {owner.describe()}")
     try:
-        real = found[1].__get__(obj)
+        real = mro_entry[1].__get__(obj)
     except AttributeError as error:
-        if owner.source is not None and isinstance(found[1], types.MemberDescriptorType):
+        if owner.source is not None and isinstance(mro_entry[1], types.MemberDescriptorType):
             unset = CallSource(_is_unset, (owner.source, ConstSource(name)))
             tx.guard(unset, "CONST", True)
         tx.raise_(AttributeError, *error.args)
-    place = read_past(owner.source, obj, name) if owner.source else ConstSource(real)
-    return tx.wrap(real, place)
+    source = read_past(owner.source, obj, name) if owner.source else ConstSource(real)
+    return tx.wrap(real, source)
 
 
 def _is_unset(obj: object, name: str) -> bool:
@@ -257,10 +263,10 @@ def _is_unset(obj: object, name: str) -> bool:
     return False
 
 
-def _bind_c_method(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    kind = getattr(found[1], "__objclass__", object)
-    if not issubclass(cls, kind):
-        text = f"requires a '{kind.__name__}' object but received a '{cls.__name__}'"
+def _bind_c_method(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
+    defining_class = getattr(mro_entry[1], "__objclass__", object)
+    if not issubclass(cls, defining_class):
+        text = f"requires a '{defining_class.__name__}' object but received a '{cls.__name__}'"
         tx.raise_(TypeError, f"descriptor '{name}' {text}")
     return MethodOf(owner, name)
 
@@ -273,35 +279,35 @@ _C_DESCRIPTORS = (
 C_METHODS = (*_C_DESCRIPTORS, types.BuiltinFunctionType)
 FIELD = type(vars(collections.namedtuple("_", "a"))["a"])
 """What reads a field of a named tuple."""
-_BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
+_BINDERS: dict[type, Callable[[Any, MroEntry, str, Value, type], Value]] = {
     **dict.fromkeys(
         _FUNCTIONS,
-        lambda tx, found, name, owner, cls: BoundMethod(tx.const_object(found[1]), owner),
+        lambda tx, mro_entry, name, owner, cls: BoundMethod(tx.const_object(mro_entry[1]), owner),
     ),
     property: _bind_property,
     FIELD: _bind_field,
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
-    staticmethod: lambda tx, found, name, owner, cls: tx.const_object(found[1].__func__),
+    staticmethod: lambda tx, mro_entry, name, owner, cls: tx.const_object(mro_entry[1].__func__),
     **dict.fromkeys(_C_DESCRIPTORS, _bind_c_method),
     types.MemberDescriptorType: _bind_slot,
     types.GetSetDescriptorType: _bind_slot,
 }
 
 
-def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+def bind(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
     """Turn a class attribute into what reading it from an instance gives."""
-    definer, attribute = found
+    definer, attribute = mro_entry
     binder = _BINDERS.get(type(attribute))
     if binder is not None:
-        return binder(tx, found, name, owner, cls)
+        return binder(tx, mro_entry, name, owner, cls)
     getter = lookup(type(attribute), "__get__")
     if getter is not None and not isinstance(attribute, type):
         if not is_python_code(getter[1]):
             binder = _BINDERS.get(getter[0])  # that of its base, such as property
             if binder is None:
                 raise Break("c-attribute", f"descriptor {name} of {cls.__name__}")
-            return binder(tx, found, name, owner, cls)
+            return binder(tx, mro_entry, name, owner, cls)
         descriptor = tx.const_object(attribute)
         method = BoundMethod(tx.const_object(getter[1]), descriptor)
         instance = NONE if getattr(owner, "obj", None) is cls else owner
@@ -315,14 +321,14 @@ def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
 def plain_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value:
     """Do what `object.__getattribute__` and then `__getattr__` do."""
     fallback = lookup(self.cls, "__getattr__")
-    found = None
+    value = None
     try:
-        found = _own_or_inherited(tx, self, name)
+        value = _own_or_inherited(tx, self, name)
     except Raised as raised:
         if fallback is None or not issubclass(raised.value.python_type(), AttributeError):
             raise
-    if found is not None:
-        return found
+    if value is not None:
+        return value
     if fallback is not None:
         return tx.const_object(fallback[1]).tp_call(tx, [self, constant(name)], {})
     tx.raise_(AttributeError, f"'{type_name(self.cls)}' object has no attribute '{name}'")
@@ -333,16 +339,20 @@ def _own_or_inherited(tx: Tracer, self: InstanceValue, name: str) -> Value | Non
     changed = written(tx, cls, name)
     if changed is not None:
         return self.own_attribute(tx, name) or changed
-    found = lookup(cls, name)
-    if found is not None and is_data_descriptor(found[1]) and hasattr(found[1], "__get__"):
-        return bind(tx, found, name, self, cls)
+    mro_entry = lookup(cls, name)
+    if (
+        mro_entry is not None
+        and is_data_descriptor(mro_entry[1])
+        and hasattr(mro_entry[1], "__get__")
+    ):
+        return bind(tx, mro_entry, name, self, cls)
     own = self.own_attribute(tx, name)
     if own is not None:
         return own
-    if found is not None:
+    if mro_entry is not None:
         if self.find_method(name) is not None:
             return MethodOf(self, name)
-        return bind(tx, found, name, self, cls)
+        return bind(tx, mro_entry, name, self, cls)
     return None
 
 
@@ -359,8 +369,8 @@ _NO_DICT: dict[str, Any] = {}
 
 def read_past(source: Source, obj: object, name: str) -> Source:
     """Return where the dict or a slot of an instance is read without running code of its class."""
-    found = find_in_class(type(obj), "__getattribute__")
-    if found is not None and is_python_code(found[1]):
+    mro_entry = find_in_class(type(obj), "__getattribute__")
+    if mro_entry is not None and is_python_code(mro_entry[1]):
         return CallSource(object.__getattribute__, (source, ConstSource(name)))
     return DictSource(source) if name == "__dict__" else AttrSource(source, name)
 
@@ -369,9 +379,9 @@ def real_instance_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value
     """Read the dict of an instance from outside, guarding absence."""
     instance_dict = dict_of(self.obj)
     if instance_dict is _NO_DICT and frame.has_dict(self.obj):  # a type parameter (3.12) hides it
-        found = find_in_class(self.cls, name)
-        plain = found is None or not hasattr(type(found[1]), "__get__")
-        if plain and getattr(self.obj, name, _NO_DICT) is not (found or (None, _NO_DICT))[1]:
+        mro_entry = find_in_class(self.cls, name)
+        plain = mro_entry is None or not hasattr(type(mro_entry[1]), "__get__")
+        if plain and getattr(self.obj, name, _NO_DICT) is not (mro_entry or (None, _NO_DICT))[1]:
             raise Break("c-attribute", f"{name} of {self.describe()}, which hides its dict")
     tx.check_namespace(instance_dict)
     if name in instance_dict:
@@ -417,8 +427,8 @@ def global_hooks(tx: Tracer) -> bool:
 
 def _hooks_now(tx: Tracer, hooks: Any) -> Any:
     """Return a dict of hooks as the captured program left it."""
-    known = tx.values_by_id.get(id(hooks))
-    return known[0].entries if known and isinstance(known[0], DictValue) else hooks
+    tracked = tx.values_by_id.get(id(hooks))
+    return tracked[0].entries if tracked and isinstance(tracked[0], DictValue) else hooks
 
 
 def module_call(

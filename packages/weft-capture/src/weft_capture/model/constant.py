@@ -56,8 +56,8 @@ _RAISES_ARE_PYTHONS = (
 
 def is_constant_object(obj: object) -> bool:
     """Say whether a Python object is wrapped as `Constant`."""
-    kind = type(obj)
-    return kind in CONSTANT_TYPES or issubclass(kind, enum.Enum) or kind.__module__ == PLACEMENTS
+    cls = type(obj)
+    return cls in CONSTANT_TYPES or issubclass(cls, enum.Enum) or cls.__module__ == PLACEMENTS
 
 
 def is_shared(obj: object) -> bool:
@@ -68,7 +68,7 @@ def is_shared(obj: object) -> bool:
 
 
 _SINGLE = (
-    *(type(one) for one in (None, ..., NotImplemented)),
+    *(type(singleton) for singleton in (None, ..., NotImplemented)),
     *(enum.Enum, torch.dtype, torch.layout, torch.memory_format),
 )
 
@@ -138,10 +138,10 @@ class Constant(Value):
         return tx.literal(attribute)
 
     def call_base_method(
-        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+        self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
-        name = "__repr__" if (kind, name) == (object, "__str__") else name
-        plain = type(self.value) is kind or kind not in (int, float, str, bytes)
+        name = "__repr__" if (base_class, name) == (object, "__str__") else name
+        plain = type(self.value) is base_class or base_class not in (int, float, str, bytes)
         value = self.value if plain else plain_scalar(self.value)
         return constant(value).call_method(tx, name, args, kwargs)
 
@@ -186,15 +186,15 @@ class Varying(Value):
         return self.as_constant()
 
     def nb_bool(self, tx: Tracer) -> bool:
-        known = tx.by_python(operator.truth, [self])
-        return bool((known or self).as_constant())
+        outcome = tx.by_python(operator.truth, [self])
+        return bool((outcome or self).as_constant())
 
     def call_method_fallback(
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
         method = getattr(self.python_type(), name, None)
-        known = None if kwargs or method is None else tx.by_python(method, [self, *args])
-        return known or tx.literal(self.as_constant()).call_method(tx, name, args, kwargs)
+        result = None if kwargs or method is None else tx.by_python(method, [self, *args])
+        return result or tx.literal(self.as_constant()).call_method(tx, name, args, kwargs)
 
 
 class NullValue(Value):
@@ -256,9 +256,9 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         Raised: when the function raises.
     """
     varies = not kwargs and any(isinstance(arg, Varying) for arg in args)
-    known = tx.by_python(function, args) if varies else None
-    if known is not None:
-        return known
+    evaluated = tx.by_python(function, args) if varies else None
+    if evaluated is not None:
+        return evaluated
     try:
         real_args = [arg.data(tx) for arg in args]
         real_kwargs = {name: value.data(tx) for name, value in kwargs.items()}
@@ -271,7 +271,7 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         result = real_call(tx, function, *real_args, **real_kwargs)
     if getattr(function, "__name__", "") in ("hash", "__hash__"):
         tx.process_bound = "a hash"
-    same = (one for one in args if isinstance(one, Constant) and one.value is result)
+    same = (arg for arg in args if isinstance(arg, Constant) and arg.value is result)
     return next(same, None) or tx.fresh(result)
 
 
@@ -301,11 +301,11 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def plain_scalar(obj: Any) -> Any:
     """Return the int, float, str or bytes in an instance of a subclass, past its methods."""
-    kind = type(obj)  # `isinstance` would ask the object for its `__class__`
-    if issubclass(kind, str):
+    cls = type(obj)  # `isinstance` would ask the object for its `__class__`
+    if issubclass(cls, str):
         return str.__str__(obj)
-    if issubclass(kind, bytes):
+    if issubclass(cls, bytes):
         return bytes.__getitem__(obj, slice(None))
     if scalar_library(obj):
         return obj.item()
-    return int.__int__(obj) if issubclass(kind, int) else float.__float__(obj)
+    return int.__int__(obj) if issubclass(cls, int) else float.__float__(obj)

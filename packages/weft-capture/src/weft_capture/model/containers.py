@@ -229,7 +229,7 @@ class ListValue(SequenceValue, MutableValue):
 
 def is_named(cls: type) -> bool:
     """Say whether a class is a named tuple without attributes or operators of its own."""
-    items = (item for kind in cls.__mro__ for item in vars(kind).items())
+    items = (item for base_class in cls.__mro__ for item in vars(base_class).items())
     acts = any(name in _ACTING and isinstance(item, FunctionType) for name, item in items)
     return issubclass(cls, tuple) and hasattr(cls, "_fields") and not (acts or cls.__dictoffset__)
 
@@ -252,8 +252,8 @@ def gives_others(cls: type) -> bool:
 
 def plain_items(obj: Any) -> Any:
     """Return the items of an instance of a subclass of list or tuple, past its methods."""
-    kind = list if issubclass(type(obj), list) else tuple
-    return kind.__getitem__(obj, slice(None))
+    base_class = list if issubclass(type(obj), list) else tuple
+    return base_class.__getitem__(obj, slice(None))
 
 
 def sequence_of(cls: type, items: Sequence[Value], source: Source | None = None) -> Value:
@@ -336,9 +336,9 @@ class SetValue(MutableValue):
         return self._real([item.as_constant() for item in self.elements()])
 
     def _real(self, items: list[Any]) -> Any:
-        known = len(items) < 2 or not (self.loose or self.by_address())
+        ordered = len(items) < 2 or not (self.loose or self.by_address())
         for real in (self.cls(items), self.cls(self.cls(items))):
-            if known and list(real) == items:
+            if ordered and list(real) == items:
                 return real
         raise NotConstant("a set that would have another order")
 
@@ -349,9 +349,9 @@ class SetValue(MutableValue):
         check_keys(self.entries)
         items = list(self.entries.values()) if self.by_address() else self.elements()
         added = SetValue([*items])  # one by one; a copy of it is laid out differently
-        for given, built in ((TupleValue(items), added.order), (added, set(added.order))):
+        for added_items, built in ((TupleValue(items), added.order), (added, set(added.order))):
             if _layout(built) == _layout(self.order) and not (self.removals or self.loose):
-                out.call(self.cls, [given])
+                out.call(self.cls, [added_items])
                 return
         raise Break("object-identity", "a set that would have another order")
 
@@ -408,7 +408,7 @@ class SliceValue(Container):
         return slice(*map(each, self.parts))
 
     def as_constant(self) -> Any:
-        return self.build(lambda part: part.as_constant())
+        return self.build(lambda item: item.as_constant())
 
     def reconstruct(self, out: Output) -> None:
         out.load_all(self.parts)

@@ -51,12 +51,12 @@ class AutocastContext(MutableValue):
     @classmethod
     def of(cls, tx: Tracer, obj: Any, source: Source) -> Self:
         """Return the value of an object from outside."""
-        given = {}
+        options = {}
         for argument, name in cls.state.items():
             value = tx.wrap(getattr(obj, name), InstanceAttrSource(source, name))
-            given[argument] = value.as_constant()
-        made: Any = torch.autocast if cls is AutocastContext else torch.inference_mode
-        return cls(made, (), given, source)
+            options[argument] = value.as_constant()
+        context_class: Any = torch.autocast if cls is AutocastContext else torch.inference_mode
+        return cls(context_class, (), options, source)
 
     def python_type(self) -> type:
         return self.cls if isinstance(self.cls, type) else object
@@ -129,7 +129,7 @@ class AttentionContext(AutocastContext):
 
     def enter_node(self, tx: Tracer) -> Node:
         backends, set_priority = self.args
-        args = [int(one) for one in backends], set_priority
+        args = [int(backend) for backend in backends], set_priority
         return tx.graph.node("call_function", enter_attention, args, {}, None)
 
     def leave_node(self, tx: Tracer) -> None:
@@ -140,7 +140,9 @@ def enter_attention(backends: list[int], set_priority: bool) -> Any:
     """Let attention use these kernels; returns what `leave_attention` takes."""
     from torch.nn import attention  # noqa: PLC0415 - only programs that use it have loaded it
 
-    context = attention.sdpa_kernel([attention.SDPBackend(one) for one in backends], set_priority)
+    context = attention.sdpa_kernel(
+        [attention.SDPBackend(backend) for backend in backends], set_priority
+    )
     context.__enter__()
     return context
 

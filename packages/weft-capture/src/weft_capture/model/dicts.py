@@ -63,21 +63,21 @@ _COMPARING = ("__hash__", "__eq__")
 def _stand_in(key: Value) -> object:
     """Return what stands for a key that a guard would have to fix: its source, or the value."""
     if isinstance(key, Varying):
-        kinds = {int, float} | VARYING_TYPES
-        if type(key).tp_hash is not Varying.tp_hash or key.python_type() not in kinds:
+        number_types = {int, float} | VARYING_TYPES
+        if type(key).tp_hash is not Varying.tp_hash or key.python_type() not in number_types:
             return None
     elif key.python_type() not in (tuple, torch.Size):
         # An object from outside, which is found by its identity.
         return key if key.source is not None and _by_identity(key.python_type()) else None
     elif all(current_tracer().force(item).is_constant() for item in key.unpack(current_tracer())):
         return None
-    known = current_tracer().pregraph_value(key)
-    return key if known is None and isinstance(key, Varying) else known and known[0]
+    pregraph = current_tracer().pregraph_value(key)
+    return key if pregraph is None and isinstance(key, Varying) else pregraph and pregraph[0]
 
 
-def _by_identity(kind: type) -> bool:
-    hashes, equals = ([getattr(one, name) for one in _BY_IDENTITY] for name in _COMPARING)
-    return kind.__hash__ in hashes and kind.__eq__ in equals
+def _by_identity(cls: type) -> bool:
+    hashes, equals = ([getattr(base, name) for base in _BY_IDENTITY] for name in _COMPARING)
+    return cls.__hash__ in hashes and cls.__eq__ in equals
 
 
 class DictValue(Container, MutableValue):
@@ -120,15 +120,17 @@ class DictValue(Container, MutableValue):
     def entries(self) -> dict[object, tuple[Value, Value]]:
         """The entries, read from the real dict if need be."""
         if self.read is not None:
-            known = {
-                one: key.tp_hash() if isinstance(one, Value | Source) else one
-                for one, (key, _) in self.own.items()
+            resolved = {
+                mark: key.tp_hash() if isinstance(mark, Value | Source) else mark
+                for mark, (key, _) in self.own.items()
             }
             entries = self.read()
             for key, (name, value) in self.own.items():
-                entries[known[key]] = (entries.get(known[key], (name,))[0], value)
+                entries[resolved[key]] = (entries.get(resolved[key], (name,))[0], value)
             self.own, self.read = entries, None
-            self.log = self.log and [(known[one], key, writes) for one, key, writes in self.log]
+            self.log = self.log and [
+                (resolved[mark], key, writes) for mark, key, writes in self.log
+            ]
         return self.own
 
     def key(self, key: Value) -> object:
@@ -141,7 +143,7 @@ class DictValue(Container, MutableValue):
             return self.key(key)
         log, name = self.log or [], _stand_in(key)
         varying = bool(log) and isinstance(log[0][0], Value | Source)  # then all of them are
-        fresh = name not in self.own or all(one != name for one, *_ in log[:-1])
+        fresh = name not in self.own or all(mark != name for mark, *_ in log[:-1])
         if writes and name is not None and (varying or not log) and fresh:
             return name
         hashed = self.key(key)
@@ -152,20 +154,22 @@ class DictValue(Container, MutableValue):
     def find(self, tx: Tracer, key: Value) -> tuple[Value, Value] | None:
         """Return an entry; one of a dict that was not read is guarded alone."""
         mark = _stand_in(key) if self.read is not None else None
-        alone = mark is not None and all(one == mark for one, *_ in self.log or ())
-        known = tx.pregraph_value(key) if alone else None
-        hashed = mark if known or (alone and mark in self.own) else self.slot(key)
+        alone = mark is not None and all(changed == mark for changed, *_ in self.log or ())
+        pregraph = tx.pregraph_value(key) if alone else None
+        hashed = mark if pregraph or (alone and mark in self.own) else self.slot(key)
         if self.read is None or hashed in self.own:
             return (self.entries if self.read is None else self.own).get(hashed)
-        name, wanted = known or (ConstSource(hashed), hashed)
+        name, wanted = pregraph or (ConstSource(hashed), hashed)
         assert self.source is not None
         if wanted not in self.real:
             there = CallSource(operator.contains, (self.source, name))
-            tx.guard(*((there, "CONST", False) if known else (self.source, "KEY_ABSENT", wanted)))
+            tx.guard(
+                *((there, "CONST", False) if pregraph else (self.source, "KEY_ABSENT", wanted))
+            )
             return None
         item = self.real[wanted]
         source: Source = ItemSource(self.source, wanted)
-        if known or type(self.real) is defaultdict:  # which makes an item where there is none
+        if pregraph or type(self.real) is defaultdict:  # which makes an item where there is none
             if item is None:
                 return self.entries[key.tp_hash()]
             source = CallSource(dict.get, (self.source, name))
@@ -203,8 +207,8 @@ class DictValue(Container, MutableValue):
         entry = self.find(tx, key)
         if entry is None:
             return None
-        known, value = entry
-        if isinstance(known, LazyValue) and isinstance(value, LazyValue) and key.source:
+        known_key, value = entry
+        if isinstance(known_key, LazyValue) and isinstance(value, LazyValue) and key.source:
             # Reading by key is cheaper than by position, once the key is known by another way.
             if value.forced is None and self.source is not None:
                 value.source = CallSource(operator.getitem, (self.source, key.source))
@@ -235,17 +239,17 @@ class DictValue(Container, MutableValue):
         self.metadata = value
 
     def call_base_method(
-        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: dict[str, Value]
+        self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
-        if kind is dict and self.cls is not dict:
+        if base_class is dict and self.cls is not dict:
             raise Break("c-function", f"dict.{name} of a {self.cls.__name__}")
-        return super().call_base_method(tx, kind, name, args, kwargs)
+        return super().call_base_method(tx, base_class, name, args, kwargs)
 
     def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
         pairs = [((key or each)(k), each(v)) for k, v in self.entries.values()]
         if self.cls is defaultdict:
-            made = None if self.default_factory is NONE else each(self.default_factory)
-            return defaultdict(made, pairs)
+            factory = None if self.default_factory is NONE else each(self.default_factory)
+            return defaultdict(factory, pairs)
         return self.cls(pairs)
 
     def with_proxies(self, tx: Tracer) -> Any:
@@ -336,10 +340,10 @@ class MappingProxy(DictValue):
 class DictView(Value):
     """The result of keys, values or items of a dict; `holder` is the object it is the base of."""
 
-    def __init__(self, owner: DictValue, kind: str) -> None:
+    def __init__(self, owner: DictValue, view_name: str) -> None:
         self.owner = owner
-        self.kind = kind
-        self.cls: type = type(getattr({}, kind)())
+        self.view_name = view_name
+        self.cls: type = type(getattr({}, view_name)())
         self.holder: Value = owner
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
@@ -351,9 +355,9 @@ class DictView(Value):
         return bool(self.owner.entries)
 
     def unpack(self, tx: Tracer) -> list[Value]:
-        if self.kind == "keys":
+        if self.view_name == "keys":
             return self.owner.unpack(tx)
-        if self.kind == "values":
+        if self.view_name == "values":
             return [value for _, value in self.owner.pairs(tx)]
         return [tx.tuple_of(list(pair)) for pair in self.owner.pairs(tx)]
 
@@ -361,4 +365,4 @@ class DictView(Value):
         return tx.dict_iterator(self)
 
     def reconstruct(self, out: Output) -> None:
-        out.call(getattr(self.owner.cls, self.kind), [self.holder])
+        out.call(getattr(self.owner.cls, self.view_name), [self.holder])

@@ -93,9 +93,9 @@ class ExceptionValue(MutableValue):
         Raises:
             NotConstant: when the arguments are not constants.
         """
-        kind = next(k for k in self.cls.__mro__ if not k.__flags__ & _HEAP_TYPE)
+        builtin_class = next(k for k in self.cls.__mro__ if not k.__flags__ & _HEAP_TYPE)
         try:
-            return kind(*(arg.as_constant() for arg in self.args))
+            return builtin_class(*(arg.as_constant() for arg in self.args))
         except TypeError:
             raise NotConstant(self.describe()) from None
 
@@ -116,15 +116,16 @@ class ExceptionValue(MutableValue):
         try:
             return self._field(tx, name)
         except Raised as raised:
-            found = attributes.lookup(self.cls, "__getattr__")
-            if found is None or not issubclass(raised.value.python_type(), AttributeError):
+            mro_entry = attributes.lookup(self.cls, "__getattr__")
+            if mro_entry is None or not issubclass(raised.value.python_type(), AttributeError):
                 raise
-        return attributes.bind(tx, found, name, self, self.cls).tp_call(tx, [constant(name)], {})
+        getter = attributes.bind(tx, mro_entry, name, self, self.cls)
+        return getter.tp_call(tx, [constant(name)], {})
 
     def refuse(self, name: str) -> None:
         """Break where the program has a method of `object` of its own."""
-        found = attributes.lookup(self.cls, name)
-        if found is not None and not isinstance(found[1], types.WrapperDescriptorType):
+        mro_entry = attributes.lookup(self.cls, name)
+        if mro_entry is not None and not isinstance(mro_entry[1], types.WrapperDescriptorType):
             raise Break("special-method", f"{self.cls.__name__}.{name}")
 
     def _field(self, tx: Tracer, name: str) -> Value:
@@ -134,39 +135,40 @@ class ExceptionValue(MutableValue):
         if name == "value" and issubclass(self.cls, StopIteration):
             return self.args[0] if self.args else NONE
         if issubclass(self.cls, BaseExceptionGroup) and name in ("message", "exceptions"):
-            message, parts = self.args
-            return message if name == "message" else tx.tuple_of(parts.unpack(tx))
-        found = attributes.lookup(self.cls, name)
-        c_field = found and isinstance(found[1], attributes.SLOTS)
+            message, members = self.args
+            return message if name == "message" else tx.tuple_of(members.unpack(tx))
+        mro_entry = attributes.lookup(self.cls, name)
+        c_field = mro_entry and isinstance(mro_entry[1], attributes.SLOTS)
         if c_field and (self.source is not None or name == "__dict__"):
             raise Break("exception-state", f"{name} of {self.describe()} as it is now")
-        if found is None or (c_field and "__slots__" in vars(found[0])):  # which are not set here
+        if mro_entry is None or (c_field and "__slots__" in vars(mro_entry[0])):  # an unset slot
             tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
         if c_field:
             if self.raised and name in _fields(self.cls) and not issubclass(self.cls, ImportError):
                 raise Break("exception-state", f"{name} of {self.describe()}")
             return tx.literal(getattr(self.builtin(), name))
-        if attributes.is_python_code(found[1]):
-            return attributes.bind(tx, found, name, self, self.cls)
+        if attributes.is_python_code(mro_entry[1]):
+            return attributes.bind(tx, mro_entry, name, self, self.cls)
         return tx.class_attribute(self, self.cls, name)
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
-        found = attributes.lookup(self.cls, name)
-        if found is not None and attributes.is_python_code(found[1]):
-            return attributes.bind(tx, found, name, self, self.cls).tp_call(tx, args, kwargs)
+        mro_entry = attributes.lookup(self.cls, name)
+        if mro_entry is not None and attributes.is_python_code(mro_entry[1]):
+            return attributes.bind(tx, mro_entry, name, self, self.cls).tp_call(tx, args, kwargs)
         return super().call_method(tx, name, args, kwargs)
 
     def call_base_method(
-        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+        self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
         return super().call_method(tx, name, args, kwargs)
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         self.refuse("__setattr__")
-        found = attributes.lookup(self.cls, name)
+        mro_entry = attributes.lookup(self.cls, name)
         checked = name in ("__cause__", "__context__") and value is not NONE
         refused = checked and not isinstance(value, ExceptionValue)
-        if found is not None and hasattr(type(found[1]), "__set__") and name not in _SETTABLE:
+        settable = mro_entry is None or not hasattr(type(mro_entry[1]), "__set__")
+        if not settable and name not in _SETTABLE:
             refused = name != "__traceback__" or value is not TRACEBACK
         if refused:
             raise Break("exception-state", f"setting {name} of {self.describe()}")
@@ -212,14 +214,14 @@ def wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
         return object.__getattribute__(obj, name), attributes.read_past(source, obj, name)
 
     value = ExceptionValue(type(obj), tx.wrap(*read("args")).unpack(tx), source)
-    traceback, place = read("__traceback__")
+    traceback, base = read("__traceback__")
     if traceback is not None:
-        tx.guard(place, "TYPE", type(traceback))
+        tx.guard(base, "TYPE", type(traceback))
         value.raised = True
-    namespace, place = read("__dict__")
+    namespace, base = read("__dict__")
     tx.check_namespace(namespace)
     value.attributes = {
-        name: LazyValue(item, ItemSource(place, name)) for name, item in namespace.items()
+        name: LazyValue(item, ItemSource(base, name)) for name, item in namespace.items()
     }
     if issubclass(type(obj), StopIteration):  # it can be set, past the args
         value.attributes["value"] = LazyValue(*read("value"))
@@ -227,7 +229,7 @@ def wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
 
 
 def _fields(cls: type) -> tuple[str, ...]:
-    return next((names for kind, names in _FIELDS if issubclass(cls, kind)), ())
+    return next((names for base, names in _FIELDS if issubclass(cls, base)), ())
 
 
 _HEAP_TYPE = 1 << 9
@@ -236,7 +238,7 @@ _HEAP_TYPE = 1 << 9
 def new_exception(cls: type[BaseException], *args: object) -> BaseException:
     """Make an exception without running a Python `__init__`; the builtin one sets its fields."""
     error = cls.__new__(cls, *args)
-    builtin: Any = next(kind for kind in cls.__mro__ if not kind.__flags__ & _HEAP_TYPE)
+    builtin: Any = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
     with suppress(TypeError):
         builtin.__init__(error, *args)
     return error
@@ -244,7 +246,7 @@ def new_exception(cls: type[BaseException], *args: object) -> BaseException:
 
 def handled(tx: Tracer) -> Value | None:
     """Return the exception being handled, in this frame or in one that called it."""
-    return next((one.exception for one in tx.active_frames() if one.exception is not None), None)
+    return next((f.exception for f in tx.active_frames() if f.exception is not None), None)
 
 
 def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
@@ -272,7 +274,7 @@ def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
     return value
 
 
-def generator_kind(flags: int) -> str:
+def generator_type_name(flags: int) -> str:
     """Return what the interpreter calls the object that code with these flags makes."""
     asynchronous = "async generator" if flags & inspect.CO_ASYNC_GENERATOR else "generator"
     return "coroutine" if flags & inspect.CO_COROUTINE else asynchronous
@@ -288,11 +290,11 @@ def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
 
 def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
     """Return what an exception that leaves the body of a generator becomes (PEP 479)."""
-    kinds = (StopIteration, StopAsyncIteration)[: 1 + bool(flags & inspect.CO_ASYNC_GENERATOR)]
-    found = next((kind for kind in kinds if issubclass(stop.python_type(), kind)), None)
-    if found is None:
+    stops = (StopIteration, StopAsyncIteration)[: 1 + bool(flags & inspect.CO_ASYNC_GENERATOR)]
+    stop_class = next((cls for cls in stops if issubclass(stop.python_type(), cls)), None)
+    if stop_class is None:
         return stop
-    text = constant(f"{generator_kind(flags)} raised {found.__name__}")
+    text = constant(f"{generator_type_name(flags)} raised {stop_class.__name__}")
     error = ExceptionValue(RuntimeError, [text])
     chain(tx, error)
     error.tp_setattro(tx, "__cause__", stop)
@@ -350,16 +352,16 @@ def _str(tx: Tracer, self: ExceptionValue) -> Value:
     return _text(tx, self, str)
 
 
-def class_by_number(kind: type[OSError], args: list[Value]) -> type[OSError]:
+def class_by_number(cls: type[OSError], args: list[Value]) -> type[OSError]:
     """Return the class that OSError chooses by an error's number (CPython: Objects/exceptions.c).
 
     Raises:
         Break: where that depends on what is not known, or the arguments are not kept as given.
     """
-    plain = kind.__module__ == "builtins" and len(args) == 2  # with a third, `args` leaves it out
+    plain = cls.__module__ == "builtins" and len(args) == 2  # with a third, `args` leaves it out
     if not (plain and all(arg.is_constant() for arg in args)):
-        raise Break("object-creation", f"making a {kind.__qualname__}")
-    return type(kind(*(arg.as_constant() for arg in args)))
+        raise Break("object-creation", f"making a {cls.__qualname__}")
+    return type(cls(*(arg.as_constant() for arg in args)))
 
 
 @method(ExceptionValue, "__repr__")
@@ -368,53 +370,52 @@ def _repr(tx: Tracer, self: ExceptionValue) -> Value:
     return constant(self.cls.__name__ + real[real.index("(") :])
 
 
-# ---- except*: splitting exception groups, and putting together what is left to raise
+# ---- except*: splitting exception groups, and joining the parts to raise
 #
-# Follows `exception_group_match` and `_PyExc_PrepReraiseStar` of CPython. A part remembers the
-# group it was split from (`origin`): so parts that were raised again are told from new errors.
-
+# Follows `exception_group_match` and `_PyExc_PrepReraiseStar` of CPython. A part has the group that
+# it was split from (`origin`), which distinguishes reraised parts from new errors.
 
 Classes = tuple[type, ...]
 
 
-def make_group(message: Value, parts: list[Value]) -> ExceptionValue:
+def make_group(message: Value, members: list[Value]) -> ExceptionValue:
     """Return a new group; an ExceptionGroup when all parts are Exceptions."""
-    plain = all(issubclass(part.python_type(), Exception) for part in parts)
+    plain = all(issubclass(member.python_type(), Exception) for member in members)
     return ExceptionValue(
-        ExceptionGroup if plain else BaseExceptionGroup, [message, ListValue(parts)]
+        ExceptionGroup if plain else BaseExceptionGroup, [message, ListValue(members)]
     )
 
 
-def checked_exception(tx: Tracer, kind: type, args: list[Value]) -> ExceptionValue:
+def checked_exception(tx: Tracer, cls: type, args: list[Value]) -> ExceptionValue:
     """Return a new exception; a Break for a group whose class may refuse the arguments."""
-    if not issubclass(kind, BaseExceptionGroup):
-        return ExceptionValue(kind, list(args))
-    message, given = args if len(args) == 2 else (NONE, NONE)
-    parts = [*map(tx.force, given.unpack(tx))] if type(given) in (ListValue, TupleValue) else []
-    known = parts and all(isinstance(part, ExceptionValue) for part in parts)
-    plain = all(issubclass(part.python_type(), Exception) for part in parts)
-    if not known or message.python_type() is not str or plain < issubclass(kind, Exception):
-        raise Break("object-creation", f"making a {kind.__qualname__}")
-    kind = ExceptionGroup if plain and kind is BaseExceptionGroup else kind
-    return ExceptionValue(kind, [message, type(given)(parts)])  # type: ignore[call-arg]
+    if not issubclass(cls, BaseExceptionGroup):
+        return ExceptionValue(cls, list(args))
+    message, sequence = args if len(args) == 2 else (NONE, NONE)
+    listed = type(sequence) in (ListValue, TupleValue)
+    members = [*map(tx.force, sequence.unpack(tx))] if listed else []
+    all_values = members and all(isinstance(member, ExceptionValue) for member in members)
+    plain = all(issubclass(member.python_type(), Exception) for member in members)
+    if not all_values or message.python_type() is not str or plain < issubclass(cls, Exception):
+        raise Break("object-creation", f"making a {cls.__qualname__}")
+    cls = ExceptionGroup if plain and cls is BaseExceptionGroup else cls
+    return ExceptionValue(cls, [message, type(sequence)(members)])  # type: ignore[call-arg]
 
 
 def _parts(group: ExceptionValue) -> list[Value]:
     if group.cls not in (ExceptionGroup, BaseExceptionGroup):
         raise Break("exception-state", f"splitting a {group.cls.__name__}")
-    parts = group.args[1]
-    return list(parts.items)  # type: ignore[attr-defined]
+    return list(group.args[1].items)  # type: ignore[attr-defined]
 
 
-def _derive(group: ExceptionValue, parts: list[Value]) -> Value:
-    if not parts:
+def _derive(group: ExceptionValue, members: list[Value]) -> Value:
+    if not members:
         return NONE
-    part = make_group(group.args[0], parts)
-    part.attributes = {**group.attributes, "__suppress_context__": TRUE}  # PyException_SetCause
-    if (notes := part.attributes.get("__notes__")) is not None:
-        part.attributes["__notes__"] = ListValue(list(notes.items))  # type: ignore[attr-defined]
-    part.origin, part.raised = group.origin or group, group.raised
-    return part
+    derived = make_group(group.args[0], members)
+    derived.attributes = {**group.attributes, "__suppress_context__": TRUE}  # PyException_SetCause
+    if (notes := derived.attributes.get("__notes__")) is not None:
+        derived.attributes["__notes__"] = ListValue(list(notes.items))  # type: ignore[attr-defined]
+    derived.origin, derived.raised = group.origin or group, group.raised
+    return derived
 
 
 def split(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
@@ -423,7 +424,7 @@ def split(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
         return error, NONE
     if not isinstance(error, ExceptionValue) or not issubclass(error.cls, BaseExceptionGroup):
         return NONE, error
-    pairs = [split(tx, part, classes) for part in _parts(error)]
+    pairs = [split(tx, member, classes) for member in _parts(error)]
     matched = [match for match, _ in pairs if match is not NONE]
     others = [rest for _, rest in pairs if rest is not NONE]
     return _derive(error, matched), _derive(error, others)
@@ -433,7 +434,7 @@ def match_group(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Valu
     """Return (what an except* clause takes, what is left)."""
     if error is NONE:
         return NONE, NONE
-    if any(issubclass(kind, BaseExceptionGroup) for kind in classes):
+    if any(issubclass(cls, BaseExceptionGroup) for cls in classes):
         text = "catching ExceptionGroup with except* is not allowed. Use except instead."
         tx.raise_(TypeError, text)
     taken, rest = split(tx, error, classes)
@@ -469,15 +470,15 @@ def _is_part(error: Value, original: ExceptionValue) -> bool:
 
 def _leaves(error: Value) -> list[Value]:
     if isinstance(error, ExceptionValue) and issubclass(error.cls, BaseExceptionGroup):
-        return [leaf for part in _parts(error) for leaf in _leaves(part)]
+        return [leaf for member in _parts(error) for leaf in _leaves(member)]
     return [error]
 
 
 def _project(error: Value, leaves: set[int]) -> Value:
     """Return the part of a group that holds these leaves, nested as in the original."""
     if isinstance(error, ExceptionValue) and issubclass(error.cls, BaseExceptionGroup):
-        parts = [_project(part, leaves) for part in _parts(error)]
-        return _derive(error, [part for part in parts if part is not NONE])
+        members = [_project(member, leaves) for member in _parts(error)]
+        return _derive(error, [member for member in members if member is not NONE])
     return error if id(error) in leaves else NONE
 
 
@@ -494,6 +495,6 @@ def _subgroup(tx: Tracer, self: ExceptionValue, condition: Value) -> Value:
 def _condition(tx: Tracer, condition: Value) -> Classes:
     items = condition.unpack(tx) if issubclass(condition.python_type(), tuple) else [condition]
     classes = tuple(item.as_constant() for item in items)
-    if not all(isinstance(kind, type) for kind in classes):
+    if not all(isinstance(cls, type) for cls in classes):
         raise Break("exception-state", "splitting an exception group by a function")
     return classes

@@ -18,7 +18,7 @@ from weft_capture.model.protocol import Frame, Value
 
 def release(frame: Frame, old: Value | None) -> None:
     """An object from outside may die here: its `__del__` must run now, and weak references tell."""
-    if old is None or any(old is one for one in frame.stack):
+    if old is None or any(old is value for value in frame.stack):
         return
     if has_finalizer(old):
         raise Break("finalizer", "a variable lets go of an object with a __del__")
@@ -35,7 +35,7 @@ def release(frame: Frame, old: Value | None) -> None:
 def pop_dying(frame: Frame, value: Value) -> None:
     """Note that the operand stack lets go of a value, which may be all that holds it."""
     if isinstance(value.source, LocalSource) and value.source.name.startswith(_FROM_STACK):
-        if all(value is not one for one in frame.locals.values()):
+        if all(value is not local for local in frame.locals.values()):
             release(frame, value)
 
 
@@ -51,13 +51,13 @@ def has_finalizer(value: Value) -> bool:
     """Say whether an object with a `__del__` from outside may die with a value."""
     pending, seen = [value], set()
     while pending:
-        one = pending.pop()
-        obj = getattr(one, "obj", None)
+        current = pending.pop()
+        obj = getattr(current, "obj", None)
         if isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj):
             return True
-        if one not in seen and isinstance(one, Container):
-            seen.add(one)
-            one.build(pending.append)
+        if current not in seen and isinstance(current, Container):
+            seen.add(current)
+            current.build(pending.append)
     return False
 
 
@@ -66,16 +66,16 @@ def holds_finalizer(obj: Any, depth: int = 4) -> bool:
     plain = obj if isinstance(obj, list | tuple | deque) else ()
     inside = obj.values() if isinstance(obj, dict) else plain
     mine = isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj)
-    return mine or depth == 0 or any(holds_finalizer(one, depth - 1) for one in inside)
+    return mine or depth == 0 or any(holds_finalizer(item, depth - 1) for item in inside)
 
 
 def _unwinds(obj: object, depth: int = 5) -> bool:
     """Say whether this is, or iterates over, a generator whose handlers run when it is dropped."""
-    kind = type(obj)
+    cls = type(obj)
     if isinstance(obj, types.GeneratorType | types.AsyncGeneratorType):
         code = decode(obj.gi_code if isinstance(obj, types.GeneratorType) else obj.ag_code)
-        if any(one.opname == "YIELD_VALUE" and code.unwinds(one) for one in code.instrs):
+        if any(instr.opname == "YIELD_VALUE" and code.unwinds(instr) for instr in code.instrs):
             return True
-    elif kind is not tuple and not (hasattr(kind, "__next__") and not kind.__flags__ & 1 << 9):
+    elif cls is not tuple and not (hasattr(cls, "__next__") and not cls.__flags__ & 1 << 9):
         return False
-    return depth > 0 and any(_unwinds(one, depth - 1) for one in gc.get_referents(obj))
+    return depth > 0 and any(_unwinds(referent, depth - 1) for referent in gc.get_referents(obj))

@@ -136,7 +136,7 @@ class FunctionValue(MutableValue):
             return tx.instance_dict(self)
         if self.obj is not None:
             return self._real_attribute(tx, self.obj, name)
-        known: dict[str, Callable[[], Value]] = {
+        readers: dict[str, Callable[[], Value]] = {
             "__name__": lambda: constant(sys.intern(self.name.rpartition(".")[2])),
             "__qualname__": lambda: constant(self.name),
             "__module__": lambda: constant(self.globals.get("__name__")),
@@ -149,12 +149,12 @@ class FunctionValue(MutableValue):
             "__type_params__": lambda: tx.tuple_of([]),
             **dict.fromkeys(ANNOTATE, lambda: NONE),
         }
-        if name in known:
-            return known[name]()
+        if name in readers:
+            return readers[name]()
         if name == "__annotations__":
             annotate = self.attributes.get("__annotate__", NONE)
-            made = DictValue() if annotate is NONE else annotate.tp_call(tx, [constant(1)], {})
-            self.store(tx, name, made)
+            empty = annotate is NONE
+            self.store(tx, name, DictValue() if empty else annotate.tp_call(tx, [constant(1)], {}))
             return self.attributes[name]
         return super().tp_getattro(tx, name)
 
@@ -192,11 +192,11 @@ class FunctionValue(MutableValue):
         stub.__qualname__ = self.name
         stub.__kwdefaults__ = dict(self.kwdefaults)
         bound: dict[str, Value] = real_call(tx, stub, *args, **kwargs)
-        for name, given in bound.items():
-            if isinstance(given, tuple):
-                bound[name] = TupleValue(given)
-            elif isinstance(given, dict):
-                bound[name] = DictValue([(constant(key), value) for key, value in given.items()])
+        for name, argument in bound.items():
+            if isinstance(argument, tuple):
+                bound[name] = TupleValue(argument)
+            elif isinstance(argument, dict):
+                bound[name] = DictValue([(constant(key), value) for key, value in argument.items()])
         return bound
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
@@ -237,8 +237,8 @@ class FunctionValue(MutableValue):
             constant(None if own else self.globals),
             constant(self.name),
         ]
-        parts = [TupleValue(self.defaults), TupleValue(self.cells)]
-        out.call(rebuild_function, [*made_of, *parts], self.kwdefaults)
+        state = [TupleValue(self.defaults), TupleValue(self.cells)]
+        out.call(rebuild_function, [*made_of, *state], self.kwdefaults)
         out.remember(self)
         out.fill_attributes(self, self.attributes)
 
@@ -357,9 +357,9 @@ class ObjectConstant(Value):
         return self.obj
 
     def nb_bool(self, tx: Tracer) -> bool:
-        kind = type(self.obj)
-        if not issubclass(kind, type) and (hasattr(kind, "__bool__") or hasattr(kind, "__len__")):
-            raise Break("c-function", f"truth of a {kind.__name__}")
+        cls = type(self.obj)
+        if not issubclass(cls, type) and (hasattr(cls, "__bool__") or hasattr(cls, "__len__")):
+            raise Break("c-function", f"truth of a {cls.__name__}")
         return True
 
     def same_object(self, other: Value) -> bool:
@@ -391,15 +391,15 @@ def _as_declared(python: types.FunctionType, args: list[Value], kwargs: Kwargs) 
     """Say whether arguments are of the declared types, so that TorchScript converts none."""
     signature = inspect.signature(python)
     try:
-        given = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return False
     for name, declared in signature.parameters.items():
-        kind = given[name].python_type() if name in given else type(declared.default)
+        arg_type = bound[name].python_type() if name in bound else type(declared.default)
         wanted = torch.Tensor if declared.annotation is declared.empty else declared.annotation
-        kind = torch.Tensor if kind is torch.nn.Parameter else kind
+        arg_type = torch.Tensor if arg_type is torch.nn.Parameter else arg_type
         either = typing.get_origin(wanted) in (typing.Union, types.UnionType)
-        if kind not in (typing.get_args(wanted) if either else (wanted,)):
+        if arg_type not in (typing.get_args(wanted) if either else (wanted,)):
             return False
     return True
 
@@ -413,8 +413,8 @@ class BuiltinValue(ObjectConstant):
 
 def parametrised(tx: Tracer, hint: Value, key: Value) -> Value:
     """Evaluate `hint[key]` of a class or type hint; an instance in it would lose its class."""
-    parts = key.items if isinstance(key, TupleValue) else [key]
-    if any(hasattr(tx.force(part), "attrs") for part in parts):
+    parameters = key.items if isinstance(key, TupleValue) else [key]
+    if any(hasattr(tx.force(parameter), "attrs") for parameter in parameters):
         raise Break("constant-required", f"{hint.describe()} of a {key.describe()}")
     return fold(tx, operator.getitem, [hint, key], {})
 
@@ -435,10 +435,10 @@ class TypeHint(ObjectConstant):
                     f"{self.obj.__origin__.__name__}() instead"
                 )
             )
-        made = tx.const_object(self.obj.__origin__).tp_call(tx, args, kwargs)
-        if made.python_type().__dictoffset__:
-            made.tp_setattro(tx, "__orig_class__", self)
-        return made
+        instance = tx.const_object(self.obj.__origin__).tp_call(tx, args, kwargs)
+        if instance.python_type().__dictoffset__:
+            instance.tp_setattro(tx, "__orig_class__", self)
+        return instance
 
 
 @dataclass(eq=False)

@@ -30,8 +30,8 @@ class InstanceDict(DictValue):
     def get(self, tx: Tracer, key: Value) -> Value | None:
         owner, name = self.owner, key.tp_hash()
         if isinstance(owner, UserObject) and isinstance(name, str):  # no other is read, or guarded
-            known = name in owner.attrs or name in dict_of(owner.obj)
-            return owner.own_attribute(tx, name) if known else None
+            exists = name in owner.attrs or name in dict_of(owner.obj)
+            return owner.own_attribute(tx, name) if exists else None
         return super().get(tx, key)
 
     def put(self, key: Value, value: Value) -> None:
@@ -71,9 +71,9 @@ def _members(tx: Tracer, owner: UserObject | FunctionValue) -> dict[str, Value]:
     members: dict[str, Value] = {}
     read = owner.tp_getattro if isinstance(owner, FunctionValue) else owner.own_attribute
     for name in dict_of(owner.obj):
-        found = read(tx, name)
-        if found is not None:
-            members[name] = found
+        current = read(tx, name)
+        if current is not None:
+            members[name] = current
     written = owner.attributes if isinstance(owner, FunctionValue) else owner.attrs
     for name, value in written.items():
         if value is not DELETED and not is_slot(owner.python_type(), name):

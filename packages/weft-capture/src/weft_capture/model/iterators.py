@@ -51,12 +51,12 @@ class SequenceIterator(IteratorValue):
     Args:
         over: the sequence, or a plain list of values.
         cls: the class of what this stands for, where that is another one.
-        kind: `iter` or `reversed`.
+        factory: `iter` or `reversed`.
     """
 
     over: SequenceValue | RangeValue | Constant | Sequence[Value]
     cls: Any = None
-    kind: Any = iter
+    factory: Any = iter
 
     def __post_init__(self) -> None:
         over = self.over
@@ -65,9 +65,9 @@ class SequenceIterator(IteratorValue):
             self.items = over.range
         if isinstance(over, Constant):
             self.items = [constant(item) for item in over.as_constant()]
-        self.real = self.kind(self.items)
-        self.cls = self.cls or type(self.kind(getattr(over, "value", self.items)))
-        by_count = self.kind is reversed or isinstance(self.items, deque)
+        self.real = self.factory(self.items)
+        self.cls = self.cls or type(self.factory(getattr(over, "value", self.items)))
+        by_count = self.factory is reversed or isinstance(self.items, deque)
         self.end = len(self.items) if by_count else EXHAUSTED
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
@@ -83,7 +83,7 @@ class SequenceIterator(IteratorValue):
 
     def reconstruct(self, out: Output) -> None:
         over: Any = self.over
-        backwards = self.kind is reversed
+        backwards = self.factory is reversed
         if isinstance(over, RangeValue):
             out.call(iter, [constant(over.range[self.position :])])
         elif isinstance(self.items, deque):
@@ -96,10 +96,10 @@ class SequenceIterator(IteratorValue):
                 raise Break("loop", "an iterator over what is written after it is made")
             out.call(self.cls, [over, constant(self.position)])
         elif backwards or (isinstance(over, Constant | ListValue) and self.position != EXHAUSTED):
-            place = self.end - 1 - self.position if backwards else self.position
-            out.call(self.kind, [over])
+            offset = self.end - 1 - self.position if backwards else self.position
+            out.call(self.factory, [over])
             out.remember(self)
-            step = methodcaller("__setstate__", place)  # no further than the end of the list
+            step = methodcaller("__setstate__", offset)  # no further than the end of the list
             if over in out.tx.effects.changed:
                 out.last.append((step, self))
             else:
@@ -188,8 +188,8 @@ class CombinedIterator(IteratorValue):
     keywords: dict[str, object] = field(default_factory=dict)
 
     def python_type(self) -> type:
-        kind: type = self.factory
-        return kind
+        cls: type = self.factory
+        return cls
 
     def real(self, tx: Tracer) -> Any:
         """Return a real iterator that stands where this one stands."""
@@ -246,9 +246,13 @@ class Stepped:
 
 def iterated(tx: Tracer, iterable: Value) -> Value:
     """Return `iter` of a value, for what asks for it once and then steps."""
-    made = iterable.tp_iter(tx)
-    found = find_in_class(made.python_type(), "__iter__")
-    return Iterated(made) if found and isinstance(found[1], types.FunctionType) else made
+    iterator = iterable.tp_iter(tx)
+    mro_entry = find_in_class(iterator.python_type(), "__iter__")
+    return (
+        Iterated(iterator)
+        if mro_entry and isinstance(mro_entry[1], types.FunctionType)
+        else iterator
+    )
 
 
 @dataclass(eq=False)
@@ -265,8 +269,8 @@ class ExternalIterator(Value):
         return type(self.obj)
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
-        kind = "generator" if isinstance(self.obj, types.GeneratorType) else "loop"
-        raise Break(kind, f"stepping a {type(self.obj).__name__} made outside the frame")
+        code = "generator" if isinstance(self.obj, types.GeneratorType) else "loop"
+        raise Break(code, f"stepping a {type(self.obj).__name__} made outside the frame")
 
 
 # ---- collections.deque: a list with a limit, whose items are held in a real one

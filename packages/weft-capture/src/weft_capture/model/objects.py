@@ -79,10 +79,10 @@ class ObjectKey:
         code = getattr(value.cls.__hash__, "__code__", None)
         if value.obj is not None or (tx.effects and getattr(code, "co_filename", "") != "<string>"):
             return False
-        for part in map(tx.force, value.attrs.values()):
-            if part.python_type().__hash__ is None:
+        for attribute in map(tx.force, value.attrs.values()):
+            if attribute.python_type().__hash__ is None:
                 return False
-            key = part.tp_hash()
+            key = attribute.tp_hash()
             nested = isinstance(key, ObjectKey) and key.is_repeatable()
             if not nested and not isinstance(key, enum.Enum) and not is_literal(key):
                 return False
@@ -111,16 +111,18 @@ class UserObject(InstanceValue):
         if self.cls.__hash__ is by_identity or isinstance(self.obj, torch.nn.Module):
             found_by_identity(self)
             return self if self.obj is None else self.obj
-        found = attributes.lookup(self.cls, "__hash__")
+        mro_entry = attributes.lookup(self.cls, "__hash__")
         generated = getattr(getattr(self.cls.__hash__, "__code__", None), "co_filename", "")
-        if found is None or not attributes.is_python_code(found[1]):
-            if found is None or not isinstance(found[1], types.WrapperDescriptorType):
+        if mro_entry is None or not attributes.is_python_code(mro_entry[1]):
+            if mro_entry is None or not isinstance(mro_entry[1], types.WrapperDescriptorType):
                 raise Break("dict-key", f"{self.describe()} as a dict key")
             if self.obj is None and self.base is not None:
                 return self.base.tp_hash()
-        elif generated != "<string>" and not attributes.is_immutable_module(found[0].__module__):
+        elif generated != "<string>" and not attributes.is_immutable_module(
+            mro_entry[0].__module__
+        ):
             return ObjectKey(self)
-        elif found[0].__module__ in COUNTED_HASHES:
+        elif mro_entry[0].__module__ in COUNTED_HASHES:
             raise Break("dict-key", f"{self.describe()} as a dict key")
         return ObjectKey(self) if self.obj is None else self.obj
 
@@ -130,7 +132,7 @@ class UserObject(InstanceValue):
         return super().as_constant()
 
     def data(self, tx: Tracer) -> Any:
-        if any(_overrides(kind) for kind in self.cls.__mro__):
+        if any(_overrides(base_class) for base_class in self.cls.__mro__):
             raise NotConstant(self.describe())
         return super().data(tx)
 
@@ -167,17 +169,20 @@ class UserObject(InstanceValue):
         if self.has_special(name):
             self.special(tx, name).tp_call(tx, list(args), {})
             return True
-        found = attributes.lookup(self.cls, name)
-        if found is not None and found[1] not in (getattr(object, name), _GENERIC.get(name)):
+        mro_entry = attributes.lookup(self.cls, name)
+        if mro_entry is not None and mro_entry[1] not in (
+            getattr(object, name),
+            _GENERIC.get(name),
+        ):
             raise Break("special-method", f"{self.cls.__name__}.{name}")
         return False
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
         """Do what `object.__setattr__` does."""
-        found = attributes.lookup(self.cls, name)
-        if found is not None and attributes.is_data_descriptor(found[1]):
-            if not _is_slot(found[1]):
-                self._set_by_descriptor(tx, found[1], name, value)
+        mro_entry = attributes.lookup(self.cls, name)
+        if mro_entry is not None and attributes.is_data_descriptor(mro_entry[1]):
+            if not _is_slot(mro_entry[1]):
+                self._set_by_descriptor(tx, mro_entry[1], name, value)
                 return
         elif not self.cls.__dictoffset__:
             try:
@@ -210,14 +215,14 @@ class UserObject(InstanceValue):
 
     def plain_delattr(self, tx: Tracer, name: str) -> None:
         """Do what `object.__delattr__` does."""
-        found = attributes.lookup(self.cls, name)
-        if found is not None and attributes.is_data_descriptor(found[1]):
-            if isinstance(found[1], property) and found[1].fdel is not None:
-                tx.const_object(found[1].fdel).tp_call(tx, [self], {})
+        mro_entry = attributes.lookup(self.cls, name)
+        if mro_entry is not None and attributes.is_data_descriptor(mro_entry[1]):
+            if isinstance(mro_entry[1], property) and mro_entry[1].fdel is not None:
+                tx.const_object(mro_entry[1].fdel).tp_call(tx, [self], {})
                 return
-            if not _is_slot(found[1]):
+            if not _is_slot(mro_entry[1]):
                 raise Break("c-attribute", f"deleting {name} of {self.describe()}")
-            attributes.bind(tx, found, name, self, self.cls)  # raises where it is not set
+            attributes.bind(tx, mro_entry, name, self, self.cls)  # raises where it is not set
         elif self.own_attribute(tx, name) is None:
             text = f"'{type_name(self.cls)}' object has no attribute '{name}'"
             tx.raise_(AttributeError, text)
@@ -253,12 +258,12 @@ class UserObject(InstanceValue):
 
     def special(self, tx: Tracer, name: str) -> Value:
         """Look a special method up on the class, as the interpreter does."""
-        found = attributes.lookup(self.cls, name)
-        if found is None:
+        mro_entry = attributes.lookup(self.cls, name)
+        if mro_entry is None:
             if name not in _WITHOUT:
                 raise Break("builtin-error", f"{self.cls.__name__} without {name}")
             tx.raise_(TypeError, error_text(_WITHOUT[name], self.cls))
-        return attributes.bind(tx, found, name, self, self.cls)
+        return attributes.bind(tx, mro_entry, name, self, self.cls)
 
     def has_special(self, name: str) -> bool:
         """Say whether the class defines a special method in Python.
@@ -266,10 +271,10 @@ class UserObject(InstanceValue):
         Raises:
             Break: when it is another descriptor of the program.
         """
-        found = attributes.lookup(self.cls, name)
-        if found is None or isinstance(found[1], attributes.C_METHODS):
+        mro_entry = attributes.lookup(self.cls, name)
+        if mro_entry is None or isinstance(mro_entry[1], attributes.C_METHODS):
             return False
-        if not attributes.is_python_code(found[1]):
+        if not attributes.is_python_code(mro_entry[1]):
             raise Break("special-method", f"{self.cls.__name__}.{name}")
         return True
 
@@ -279,8 +284,8 @@ class UserObject(InstanceValue):
         special = name.startswith("__") and name.endswith("__")
         bound = self.special(tx, name) if special else self.tp_getattro(tx, name)
         if isinstance(bound, MethodOf) and bound.owner is self:
-            found = attributes.lookup(self.cls, name)
-            if found is not None and found[0] is object and name in OBJECT_METHODS:
+            mro_entry = attributes.lookup(self.cls, name)
+            if mro_entry is not None and mro_entry[0] is object and name in OBJECT_METHODS:
                 return tx.apply(OBJECT_METHODS[name], [self, *args], kwargs)
             if self.base is None:
                 raise Break("c-function", f"{self.cls.__name__}.{name}")
@@ -303,9 +308,9 @@ class UserObject(InstanceValue):
         return result
 
     def call_base_method(
-        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+        self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
-        return tx.base_method(self, kind, name).tp_call(tx, args, kwargs)
+        return tx.base_method(self, base_class, name).tp_call(tx, args, kwargs)
 
     def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         if self.has_special("__getitem__") or self.base is None:
@@ -339,10 +344,10 @@ class UserObject(InstanceValue):
     def tp_iter(self, tx: Tracer) -> Value:
         if self.base is not None and not self.has_special("__iter__"):
             return self.base.tp_iter(tx)
-        found = attributes.lookup(self.cls, "__iter__")
-        if found is None and self.has_special("__getitem__"):
+        mro_entry = attributes.lookup(self.cls, "__iter__")
+        if mro_entry is None and self.has_special("__getitem__"):
             return tx.const_object(polyfills.items_of).tp_call(tx, [self], {})
-        if found is None or found[1] is None:
+        if mro_entry is None or mro_entry[1] is None:
             tx.raise_(TypeError, f"'{type_name(self.cls)}' object is not iterable")
         return self.checked_iterator(tx, self.special(tx, "__iter__").tp_call(tx, [], {}))
 
@@ -360,11 +365,11 @@ class UserObject(InstanceValue):
         base = self.base
         fixed = isinstance(base, SetValue) and base.cls is frozenset
         fills = isinstance(base, MutableValue) and not fixed
-        given = [] if base is None or fills else [base]
+        arguments = [] if base is None or fills else [base]
         if isinstance(base, WeakRefValue):
             base.check(base.tx)
-            given = [base.target, base.callback]
-        out.call(new_instance, [class_value(self.cls), *given])
+            arguments = [base.target, base.callback]
+        out.call(new_instance, [class_value(self.cls), *arguments])
         out.remember(self)
         if base is not None and fills:
             out.do(fill_instance, self, base)
@@ -401,15 +406,15 @@ def new_instance(cls: type, *base: object) -> Any:
     """Make an instance without running its class's `__init__` or Python `__new__`."""
     if issubclass(cls, torch.Tensor):
         return as_kind(base[0], cls)
-    makers = (kind.__dict__.get("__new__") for kind in cls.__mro__)
-    make: Any = next(one for one in makers if isinstance(one, types.BuiltinFunctionType))
+    makers = (base_class.__dict__.get("__new__") for base_class in cls.__mro__)
+    make: Any = next(maker for maker in makers if isinstance(maker, types.BuiltinFunctionType))
     return make(cls, *base)
 
 
-def as_kind(tensor: Any, kind: type = torch.Tensor) -> Any:
+def as_kind(tensor: Any, cls: type = torch.Tensor) -> Any:
     """Return a tensor of a class on the memory, and with the history, of another."""
     with torch._C.DisableTorchFunction(), torch.enable_grad():
-        return tensor.as_subclass(kind)
+        return tensor.as_subclass(cls)
 
 
 def fill_instance(obj: Any, base: Any) -> None:
@@ -454,5 +459,5 @@ def is_plain_stream(obj: object) -> bool:
     if not issubclass(type(obj), io.TextIOBase) or "write" in getattr(obj, "__dict__", ()):
         return False
     names = ("write", "flush", "__getattribute__")
-    found = [next(k for k in type(obj).__mro__ if name in k.__dict__) for name in names]
-    return all(kind.__module__ in ("_io", "builtins") for kind in found)
+    definers = [next(k for k in type(obj).__mro__ if name in k.__dict__) for name in names]
+    return all(definer.__module__ in ("_io", "builtins") for definer in definers)

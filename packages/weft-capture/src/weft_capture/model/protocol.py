@@ -105,16 +105,18 @@ class Value:
     def graph_arg(self) -> Any:
         """Return the value as an argument of an fx node."""
         try:
-            known = self.as_constant()
+            literal = self.as_constant()
         except NotConstant:
             raise Break("graph-value", f"{self.describe()} as a graph argument") from None
-        if isinstance(known, type):
-            if type(known) is type(torch.FloatTensor):  # `x.type(torch.FloatTensor)` takes its name
-                return f"{known.__module__}.{known.__name__}"
-            return _DTYPES.get(known, known)
-        if scalar_library(known) is None:
-            return known
-        number = known.item()
+        if isinstance(literal, type):
+            if type(literal) is type(
+                torch.FloatTensor
+            ):  # `x.type(torch.FloatTensor)` takes its name
+                return f"{literal.__module__}.{literal.__name__}"
+            return _DTYPES.get(literal, literal)
+        if scalar_library(literal) is None:
+            return literal
+        number = literal.item()
         return float(number) if isinstance(number, bool) else number  # as torch reads it
 
     def example(self) -> Any:
@@ -171,9 +173,9 @@ class Value:
         if forwarded is not None:
             callee, args, kwargs = forwarded
             return callee.tp_call(tx, args, kwargs)
-        kind = self.python_type()
-        if not any("__call__" in base.__dict__ for base in kind.__mro__):
-            tx.raise_(TypeError, f"'{type_name(kind)}' object is not callable")
+        cls = self.python_type()
+        if not any("__call__" in base.__dict__ for base in cls.__mro__):
+            tx.raise_(TypeError, f"'{type_name(cls)}' object is not callable")
         raise Break("c-function", self.describe())
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
@@ -228,7 +230,7 @@ class Value:
         return bound.tp_call(tx, args, kwargs)
 
     def call_base_method(
-        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+        self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
         """Call `kind.name(self, ...)`: the method of one builtin class, overridden or not."""
         return self.call_method(tx, name, args, kwargs)
@@ -237,8 +239,8 @@ class Value:
         """Return the handler of a method, also one inherited from a base kind."""
         if self.several and not hasattr(self.python_type(), name):
             return None
-        for kind in type(self).__mro__:
-            table: dict[str, Handler] | None = kind.__dict__.get("methods")
+        for base_class in type(self).__mro__:
+            table: dict[str, Handler] | None = base_class.__dict__.get("methods")
             if table is not None and name in table:
                 return table[name]
         return None
@@ -270,27 +272,27 @@ class Value:
         Raises:
             Break: with code data-dependent-branch, when it depends on a tensor's value.
         """
-        kind = self.python_type()
-        if not hasattr(kind, "__bool__") and not hasattr(kind, "__len__"):
+        cls = self.python_type()
+        if not hasattr(cls, "__bool__") and not hasattr(cls, "__len__"):
             return True
         raise Break("c-function", f"truth of {self.describe()}")
 
     def tp_iter(self, tx: Tracer) -> Value:
         """Evaluate `iter(self)`: a value with `next`."""
-        kind = self.python_type()
-        if hasattr(kind, "__next__"):
+        cls = self.python_type()
+        if hasattr(cls, "__next__"):
             return self
-        if not any(find_in_class(kind, name) for name in ("__iter__", "__getitem__")):
-            tx.raise_(TypeError, f"'{type_name(kind)}' object is not iterable")
+        if not any(find_in_class(cls, name) for name in ("__iter__", "__getitem__")):
+            tx.raise_(TypeError, f"'{type_name(cls)}' object is not iterable")
         return self.checked_iterator(tx, self.call_method(tx, "__iter__", [], {}))
 
     @staticmethod
-    def checked_iterator(tx: Tracer, made: Value) -> Value:
+    def checked_iterator(tx: Tracer, iterator: Value) -> Value:
         """Check what an `__iter__` of the program returned."""
-        kind = made.python_type()
-        if not hasattr(kind, "__next__"):
-            tx.raise_(TypeError, f"iter() returned non-iterator of type '{kind.__name__}'")
-        return made
+        cls = iterator.python_type()
+        if not hasattr(cls, "__next__"):
+            tx.raise_(TypeError, f"iter() returned non-iterator of type '{cls.__name__}'")
+        return iterator
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
         """Evaluate `next(self)`; None at the end."""
@@ -381,8 +383,8 @@ class MethodOf(Value):
     source: Source | None = None
 
     def python_type(self) -> type:
-        found = find_in_class(self.owner.python_type(), self.name)
-        return self.bound.get(type(found[1]), self.cls) if found else self.cls
+        mro_entry = find_in_class(self.owner.python_type(), self.name)
+        return self.bound.get(type(mro_entry[1]), self.cls) if mro_entry else self.cls
 
     def describe(self) -> str:
         return f"{self.owner.python_type().__name__}.{self.name}"
@@ -437,22 +439,22 @@ def key_in(container: type, item: Value) -> object:
     current_tracer().raise_(TypeError, unhashable_in(container, item.python_type(), text))
 
 
-def method(kind: type[Value], *names: str) -> Callable[[H], H]:
-    """Add a row to the method table of `kind`: handler(tx, self, *args, **kwargs) -> Value."""
+def method(value_class: type[Value], *names: str) -> Callable[[H], H]:
+    """Add a row to the method table of a class: handler(tx, self, *args, **kwargs) -> Value."""
 
     def add(handler: H) -> H:
         for name in names:
-            kind.methods[name] = handler
+            value_class.methods[name] = handler
         return handler
 
     return add
 
 
-def method_of_each(kind: type[Value], *names: str) -> Callable[[H], H]:
+def method_of_each(value_class: type[Value], *names: str) -> Callable[[H], H]:
     """Add rows for several methods, whose handler gets the name first."""
 
     def add(handler: H) -> H:
-        kind.methods.update({name: functools.partial(handler, name) for name in names})
+        value_class.methods.update({name: functools.partial(handler, name) for name in names})
         return handler
 
     return add

@@ -39,10 +39,10 @@ def children(value: Value) -> Iterator[Value]:
 def leads_to(pending: list[Value], wanted: Value) -> bool:
     """Say whether one of these values is, or (indirectly) holds, another that is made here."""
     seen: set[int] = set()
-    for one in pending:  # which grows: what is near comes first
-        if one is wanted:
+    for value in pending:  # which grows: what is near comes first
+        if value is wanted:
             return True
-        if id(one) not in seen and one.source is None:
-            seen.add(id(one))
-            pending.extend(children(one))
+        if id(value) not in seen and value.source is None:
+            seen.add(id(value))
+            pending.extend(children(value))
     return False

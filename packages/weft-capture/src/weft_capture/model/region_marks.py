@@ -56,8 +56,8 @@ def _note_results(tx: Tracer) -> None:
 
 def result_state(node: Node) -> object:
     """Return what may change of a tensor after the operation that made it."""
-    made = node.meta.get("example_value")
-    return (version_of(made), made.requires_grad) if isinstance(made, torch.Tensor) else None
+    result = node.meta.get("example_value")
+    return (version_of(result), result.requires_grad) if isinstance(result, torch.Tensor) else None
 
 
 def modes_of(tx: Tracer) -> tuple[object, ...]:
@@ -67,10 +67,10 @@ def modes_of(tx: Tracer) -> tuple[object, ...]:
 
 def nodes_after(tx: Tracer, last: Node | None) -> list[Node]:
     """Return the operations added since `last` was the newest node of the graph."""
-    made: list[Node] = []
+    nodes: list[Node] = []
     for node in reversed(tx.graph.graph.nodes):
         if node is last:
             break
         if node.op != "placeholder":
-            made.append(node)
-    return made[::-1]
+            nodes.append(node)
+    return nodes[::-1]

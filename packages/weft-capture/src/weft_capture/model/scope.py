@@ -95,14 +95,14 @@ def _is_fixed(module: str | None, name: str) -> bool:
 
 def library_guards(library: dict[tuple[str, str], Any]) -> Iterator[Guard]:
     """Yield one guard for each module of a library whose globals were read."""
-    found: dict[str, dict[str, object]] = {}
+    by_module: dict[str, dict[str, object]] = {}
     for (module, name), obj in library.items():
         owner = sys.modules.get(module)
         if owner is not None and vars(owner).get(name) is obj:
-            found.setdefault(module, {})[name] = obj
-    for module, names in found.items():
-        place = ProgramSource(WeakIdentity(sys.modules[module]))
-        yield Guard.of(place, "NAMESPACE", NamespaceUse.of(names))
+            by_module.setdefault(module, {})[name] = obj
+    for module, names in by_module.items():
+        module_source = ProgramSource(WeakIdentity(sys.modules[module]))
+        yield Guard.of(module_source, "NAMESPACE", NamespaceUse.of(names))
 
 
 class ModuleObject(ObjectConstant):
@@ -116,9 +116,9 @@ class ModuleObject(ObjectConstant):
         if name == "__dict__" and not attributes.is_immutable_module(real.__name__):
             raise Break("namespace-dict", "the __dict__ of a module")
         tx.check_namespace(real.__dict__)
-        found = attributes.lookup(type(real), name)
+        mro_entry = attributes.lookup(type(real), name)
         listed = sys.modules.get(real.__name__) is real
-        if listed and found is not None and hasattr(found[1], "__set__"):  # as of backends
+        if listed and mro_entry is not None and hasattr(mro_entry[1], "__set__"):  # as of backends
             return tx.wrap(getattr(real, name), AttrSource(ModuleSource(real.__name__), name))
         if name not in real.__dict__:
             return tx.const_object(real_call(tx, getattr, real, name))

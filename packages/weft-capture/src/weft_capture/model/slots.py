@@ -99,11 +99,13 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
 def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool = False) -> Value:
     """Try the special methods of both operands (CPython: binary_op1, SLOT1BINFULL)."""
     attempts = [(left, f"__{op.name}__", right), (right, f"__{op.reflected}__", left)]
-    kinds = left.python_type(), right.python_type()
-    if kinds[0] is kinds[1]:
+    operand_types = left.python_type(), right.python_type()
+    if operand_types[0] is operand_types[1]:
         attempts.pop()
-    elif kinds[0] in kinds[1].__mro__:
-        reflected = [getattr(kind, f"__{op.reflected}__", None) for kind in kinds]
+    elif operand_types[0] in operand_types[1].__mro__:
+        reflected = [
+            getattr(operand_type, f"__{op.reflected}__", None) for operand_type in operand_types
+        ]
         if reflected[0] != reflected[1]:
             attempts.reverse()
     if inplace:
@@ -117,7 +119,7 @@ def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: boo
     if any(map(is_sequence, operands)):
         raise Break("builtin-error", f"{symbol} of sequences, whose errors differ")
     symbol = "** or pow()" if symbol == "**" else symbol
-    names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
+    names = f"'{type_name(operand_types[0])}' and '{type_name(operand_types[1])}'"
     tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
 
 
@@ -169,8 +171,8 @@ def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     if _is_data(left) and _is_data(right) and left.compares_by_value:
         return fold(tx, op.function, [left, right], {})
     attempts = [(left, f"__{op.name}__", right), (right, f"__{op.reflected}__", left)]
-    kinds = left.python_type(), right.python_type()
-    if kinds[0] is not kinds[1] and kinds[0] in kinds[1].__mro__:
+    operand_types = left.python_type(), right.python_type()
+    if operand_types[0] is not operand_types[1] and operand_types[0] in operand_types[1].__mro__:
         attempts.reverse()
     for receiver, name, argument in attempts:
         # `object.__ne__` inverts what the same object's `__eq__` says.
@@ -228,8 +230,8 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
     if method is None:
         return constant(contains_by_iteration(tx, container, item))
     if method[1] is None:
-        kind = container.python_type()
-        tx.raise_(TypeError, f"'{kind.__name__}' object is not a container")
+        cls = container.python_type()
+        tx.raise_(TypeError, f"'{cls.__name__}' object is not a container")
     return constant(container.call_method(tx, "__contains__", [item], {}).nb_bool(tx))
 
 
@@ -253,14 +255,14 @@ def length(tx: Tracer, value: Value) -> Value:
     """Evaluate `len(value)` (CPython: PyObject_Size, slot_sq_length)."""
     if isinstance(value, Constant):
         return fold(tx, len, [value], {})
-    kind = value.python_type()
-    method = lookup(kind, "__len__")
+    cls = value.python_type()
+    method = lookup(cls, "__len__")
     if method is None:
-        tx.raise_(TypeError, f"object of type '{type_name(kind)}' has no len()")
+        tx.raise_(TypeError, f"object of type '{type_name(cls)}' has no len()")
     size = value.sq_length(tx)
     if is_python_code(method[1]):
-        whole = size.python_type() is int
-        if not whole or compare(tx, "<", size, constant(0)).nb_bool(tx) or not _is_small(size):
+        is_int = size.python_type() is int
+        if not is_int or compare(tx, "<", size, constant(0)).nb_bool(tx) or not _is_small(size):
             raise Break("builtin-error", f"a length {size.describe()}")
     return size
 

@@ -84,11 +84,11 @@ def _is_let_go(tx: Tracer, obj: object) -> bool:
     """Say whether what a variable let go of, or a container that changed here, is or held it."""
     changed = {id(value) for value in tx.effects.changed if isinstance(value, Container)}
     lost = [
-        one for one in tx.keep_alive if id(one) in tx.released_ids or _id_of(tx, one) in changed
+        kept for kept in tx.keep_alive if id(kept) in tx.released_ids or _id_of(tx, kept) in changed
     ]
     held = gc.get_referents(*lost)
     every = (*held, *gc.get_referents(*held))
-    return id(obj) in tx.released_ids or any(one is obj for one in every)
+    return id(obj) in tx.released_ids or any(referenced is obj for referenced in every)
 
 
 def _id_of(tx: Tracer, obj: object) -> int:
@@ -108,16 +108,16 @@ def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> WeakRefValue:
         Break: with a callback of the program's own: capture does not see objects die.
     """
     target = tx.force(target)
-    kind = target.python_type()
-    if not kind.__weakrefoffset__:
-        tx.raise_(TypeError, f"cannot create weak reference to '{kind.__name__}' object")
+    cls = target.python_type()
+    if not cls.__weakrefoffset__:
+        tx.raise_(TypeError, f"cannot create weak reference to '{cls.__name__}' object")
     if callback is NONE:
         return WeakRefValue(tx, target=target)
     if getattr(getattr(callback, "code", None), "co_qualname", "") not in _LIBRARYS:
         raise Break("weak-reference", "a weak reference with a callback")
-    made = WeakRefValue(tx, target=target, callback=callback)
-    tx.watch(made)
-    return made
+    reference = WeakRefValue(tx, target=target, callback=callback)
+    tx.watch(reference)
+    return reference
 
 
 @dataclass(eq=False)

@@ -82,7 +82,7 @@ def _yield_value(frame: Frame, instr: Instr) -> None:
 @opcode("GET_YIELD_FROM_ITER")
 def _get_yield_from_iter(frame: Frame, instr: Instr) -> None:
     inner, flags = frame.stack[-1], inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
-    if not (isinstance(inner, GeneratorValue) and inner.kind == "coroutine"):
+    if not (isinstance(inner, GeneratorValue) and inner.type_name == "coroutine"):
         frame.stack[-1] = inner.tp_iter(frame.tx)
     elif not frame.decoded.flags & flags:
         text = "cannot 'yield from' a coroutine object in a non-coroutine generator"
@@ -154,7 +154,7 @@ def awaitable(frame: Frame, value: Value) -> Value:
     """
     if isinstance(value, GeneratorValue):
         busy = value.frame is not None and value.started and value.frame.delegate() is not None
-        is_coroutine = value.kind == "coroutine" and not busy
+        is_coroutine = value.type_name == "coroutine" and not busy
         if is_coroutine or value.flags & inspect.CO_ITERABLE_COROUTINE:
             return value
     elif isinstance(value, AsyncStep):

@@ -56,7 +56,7 @@ class WrapperValue(TensorValue):
             raise Break("tensor-subclass", f"attribute {name} of a {self.cls.__name__}")
         return super().tp_getattro(tx, name)
 
-    def _class_attribute(self, tx: Tracer, name: str) -> attributes.Found | None:
+    def _class_attribute(self, tx: Tracer, name: str) -> attributes.MroEntry | None:
         """Look up an attribute that the class adds to `torch.Tensor` or overrides."""
         if tx.overrides.modes:
             raise Break("tensor-subclass", f"a {self.cls.__name__} under a function mode")

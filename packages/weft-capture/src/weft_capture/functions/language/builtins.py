@@ -105,9 +105,9 @@ def _super(tx: Tracer, *of: Value) -> Value:
         missing = "__class__ cell not found" if code.co_argcount else "no arguments"
         tx.raise_(RuntimeError, f"super(): {missing}")
     first = code.co_varnames[0]
-    given = frame.locals.get(first) or frame.cells[first].tp_getattro(tx, "cell_contents")
+    instance = frame.locals.get(first) or frame.cells[first].tp_getattro(tx, "cell_contents")
     cls = frame.cells["__class__"].tp_getattro(tx, "cell_contents")
-    return SuperValue(cls.as_constant(), tx.force(given))
+    return SuperValue(cls.as_constant(), tx.force(instance))
 
 
 # Numbers.
@@ -116,24 +116,24 @@ _IN_GRAPH = {int: torch.sym_int, float: torch.sym_float, max: torch.sym_max, min
 
 
 @rule_of_each(int, float)
-def _number(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+def _number(number_type: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     if args and isinstance(args[0], symbolic_scalars.SymFloatValue):
-        known = symbolic_scalars.by_python(tx, kind, list(args))
-        if known is not None or kind is float:
-            return known or args[0]
+        result = symbolic_scalars.by_python(tx, number_type, list(args))
+        if result is not None or number_type is float:
+            return result or args[0]
         args = (symbolic_scalars.symbol(tx, args[0]), *args[1:])
     if args and isinstance(args[0], TensorValue):
-        return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
+        return args[0].call_method(tx, f"__{number_type.__name__}__", [], {})
     if args and isinstance(args[0], SymValue):
-        if args[0].python_type() is kind:
+        if args[0].python_type() is number_type:
             return args[0]
-        return tx.graph.emit("call_function", _IN_GRAPH[kind], list(args), {})
+        return tx.graph.emit("call_function", _IN_GRAPH[number_type], list(args), {})
     if len(args) != 1 or kwargs or args[0].is_constant():
-        return fold(tx, kind, list(args), kwargs)
-    name = f"__{kind.__name__}__"
+        return fold(tx, number_type, list(args), kwargs)
+    name = f"__{number_type.__name__}__"
     if not isinstance(args[0], UserObject):
         return args[0].call_method(tx, name, [], {})
-    return converted(tx, args[0], name if hasattr(args[0].cls, name) else "__index__", kind)
+    return converted(tx, args[0], name if hasattr(args[0].cls, name) else "__index__", number_type)
 
 
 @rule(pow)
@@ -195,8 +195,8 @@ def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa
         raise Break("builtin-error", "sum of text")
     numbers, left, exact = [start], stepped(tx, items), (int, float)
     while (item := next(left, None)) is not None:
-        kinds = start.python_type(), item.python_type()
-        if kinds[0] not in exact or kinds[1] not in (*exact, bool):
+        operand_types = start.python_type(), item.python_type()
+        if operand_types[0] not in exact or operand_types[1] not in (*exact, bool):
             first = binary(tx, "+", _total(tx, numbers), item)
             return functools.reduce(functools.partial(binary, tx, "+"), left, first)
         numbers.append(item)
@@ -205,16 +205,16 @@ def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa
 
 def _total(tx: Tracer, numbers: list[Value]) -> Value:
     """Add numbers as `sum` does, which from CPython 3.12 on also adds what floats lose."""
-    if all(isinstance(one, Constant) for one in numbers):
-        start, *others = (one.as_constant() for one in numbers)
+    if all(isinstance(number, Constant) for number in numbers):
+        start, *others = (number.as_constant() for number in numbers)
         return constant(real_call(tx, sum, others, start))
-    if not _COMPENSATES or all(one.python_type() is not float for one in numbers):
+    if not _COMPENSATES or all(number.python_type() is not float for number in numbers):
         return functools.reduce(functools.partial(binary, tx, "+"), numbers)
-    if (known := symbolic_scalars.by_python(tx, _added, numbers)) is not None:
-        return known
+    if (result := symbolic_scalars.by_python(tx, _added, numbers)) is not None:
+        return result
     operands: list[Value] = [
-        one.tensor() if isinstance(one, SymFloatValue) else constant(one.as_constant())
-        for one in numbers
+        number.tensor() if isinstance(number, SymFloatValue) else constant(number.as_constant())
+        for number in numbers
     ]
     return symbolic_scalars.computed(
         tx, tx.graph.emit_plain("call_function", _compensated, operands, {})
@@ -232,15 +232,17 @@ def _compensated(total: Any, *numbers: Any) -> torch.Tensor:
     """Add numbers and 0-dim tensors, with the sum of what each addition of floats rounds away."""
     lost = torch.zeros((), dtype=torch.float64)
     for number in numbers:
-        whole = [not torch.as_tensor(one).is_floating_point() for one in (total, number)]
-        if all(whole):
+        integral = [not torch.as_tensor(operand).is_floating_point() for operand in (total, number)]
+        if all(integral):
             total = total + number
             continue
-        before, one = (torch.as_tensor(part, dtype=torch.float64) for part in (total, number))
-        total = before + one
-        if not any(whole):
-            larger = before.abs() >= one.abs()
-            lost = lost + torch.where(larger, before - total + one, one - total + before)
+        before, addend = (
+            torch.as_tensor(operand, dtype=torch.float64) for operand in (total, number)
+        )
+        total = before + addend
+        if not any(integral):
+            larger = before.abs() >= addend.abs()
+            lost = lost + torch.where(larger, before - total + addend, addend - total + before)
     return torch.where(lost.isfinite() & (lost != 0), total + lost, total)
 
 
@@ -270,15 +272,15 @@ def _tuple(tx: Tracer, items: Value | None = None) -> Value:
 
 
 @rule_of_each(set, frozenset)
-def _set(kind: type, tx: Tracer, items: Value | None = None) -> Value:
-    if kind is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
+def _set(cls: type, tx: Tracer, items: Value | None = None) -> Value:
+    if cls is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
         return items
     plain = getattr(items, "base", None) or items  # past the methods of its class
     if isinstance(plain, SetValue):
-        made = SetValue(plain.elements(), cls=kind, order=plain.order)
-        made.loose |= plain.loose
-        return made
-    return SetValue([] if items is None else items.unpack(tx), cls=kind)
+        result = SetValue(plain.elements(), cls=cls, order=plain.order)
+        result.loose |= plain.loose
+        return result
+    return SetValue([] if items is None else items.unpack(tx), cls=cls)
 
 
 @rule(slice)
@@ -300,10 +302,10 @@ def _integer(tx: Tracer, value: Value) -> Any:
 @rule(sorted)
 def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FALSE) -> Value:
     every = items.elements() if isinstance(items, SetValue) and key is NONE else []
-    kinds = {item.is_constant() and item.python_type() for item in every}  # all different
-    taken = every if kinds in ({str}, {int}, {bytes}) else steps(tx, items)
+    item_types = {item.is_constant() and item.python_type() for item in every}  # all different
+    taken = every if item_types in ({str}, {int}, {bytes}) else steps(tx, items)
     sort_proxies(tx, real := [Proxy(tx, item) for item in taken], key, reverse)
-    return ListValue([one.value for one in real])
+    return ListValue([proxy.value for proxy in real])
 
 
 def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> None:
@@ -319,10 +321,10 @@ def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
     if sentinel is not None:
         if lookup(items.python_type(), "__call__") is None:
             real_call(tx, iter, None, None)  # the words are other ones from CPython 3.12 on
-        made = tx.const_object(polyfills.calls).tp_call(tx, [items, sentinel], {})
-        assert isinstance(made, GeneratorValue)
-        made.cls, made.made_by = CALLS, iter
-        return made
+        calls = tx.const_object(polyfills.calls).tp_call(tx, [items, sentinel], {})
+        assert isinstance(calls, GeneratorValue)
+        calls.cls, calls.made_by = CALLS, iter
+        return calls
     return items.tp_iter(tx)
 
 
@@ -355,9 +357,9 @@ def _lazily(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value
     functions = 0 if factory in (zip, itertools.compress) else 1
     keywords = {name: value.as_constant() for name, value in kwargs.items()}
     inner = [iterated(tx, arg) for arg in args[functions:]]
-    made = CombinedIterator(factory, inner, args[:functions], keywords=keywords)
-    made.real(tx)  # raises where the arguments are wrong
-    return made
+    iterator = CombinedIterator(factory, inner, args[:functions], keywords=keywords)
+    iterator.real(tx)  # raises where the arguments are wrong
+    return iterator
 
 
 @rule(reversed)
@@ -368,13 +370,13 @@ def _reversed(tx: Tracer, items: Value) -> Value:
         return tx.iterator_over(RangeValue(items.range[::-1]))
     if isinstance(items, DictValue | DictView):
         return tx.dict_iterator(items, reversed)
-    kind = items.python_type()
-    if lookup(kind, "__reversed__") is None:
-        if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:
-            tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
-        made = tx.const_object(polyfills.backwards).tp_call(tx, [items, length(tx, items)], {})
-        made.cls = reversed
-        return made
+    cls = items.python_type()
+    if lookup(cls, "__reversed__") is None:
+        if lookup(cls, "__getitem__") is None or lookup(cls, "__len__") is None:
+            tx.raise_(TypeError, f"'{cls.__name__}' object is not reversible")
+        iterator = tx.const_object(polyfills.backwards).tp_call(tx, [items, length(tx, items)], {})
+        iterator.cls = reversed
+        return iterator
     return items.call_method(tx, "__reversed__", [], {})
 
 
@@ -419,9 +421,9 @@ def _step(name: str, tx: Tracer, self: GeneratorValue, *args: Value) -> Value:
     if _is_hooked():
         raise Break("generator", "hooks of asynchronous generators")
     tx.guard(CallSource(_is_hooked, ()), "CONST", False)
-    made = AsyncStep(self, name, args, _GIVEN[name](tx, *args))
-    tx.watch(made)
-    return made
+    step = AsyncStep(self, name, args, _GIVEN[name](tx, *args))
+    tx.watch(step)
+    return step
 
 
 _GIVEN: dict[str, Callable[..., Value]] = {
@@ -436,7 +438,7 @@ method(GeneratorValue, "__aiter__")(lambda tx, self: self)
 def _is_hooked() -> bool:
     """Say whether other hooks than those of asyncio are told of asynchronous generators."""
     hooks = filter(None, sys.get_asyncgen_hooks())
-    return any(getattr(one, "__module__", "") != "asyncio.base_events" for one in hooks)
+    return any(getattr(hook, "__module__", "") != "asyncio.base_events" for hook in hooks)
 
 
 @method(IteratorValue, "__iter__")

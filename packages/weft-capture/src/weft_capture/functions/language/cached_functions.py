@@ -51,10 +51,10 @@ class CachedFunction(ObjectConstant, MutableValue):
             return self._call_once(tx, tx.rehearsed, args, kwargs)
         handled = tx.transforms or tx.overrides.modes or has_checks(tx.graph)
         call = self._trace if _vary([*args, *kwargs.values()]) else self._call_real
-        found = None if handled else call(tx, args, kwargs)
-        if found is None and not is_immutable_module(self.obj.__module__):
+        result = None if handled else call(tx, args, kwargs)
+        if result is None and not is_immutable_module(self.obj.__module__):
             raise Break("cached-function", f"{self.describe()}, which gives objects out of a cache")
-        return found or tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
+        return result or tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
 
     def _call_once(
         self, tx: Tracer, results: dict[object, Value], args: list[Value], kwargs: Kwargs
@@ -73,7 +73,7 @@ class CachedFunction(ObjectConstant, MutableValue):
             real = [_real(tx, arg) for arg in args]
             named = {name: _real(tx, value) for name, value in kwargs.items()}
             asked = functools._make_key(tuple(real), named, True)
-            key = (self.obj, asked, [one for one, *_ in self.calls].count(asked))
+            key = (self.obj, asked, [previous for previous, *_ in self.calls].count(asked))
             if key not in tx.answers:
                 immutable = is_immutable_module(self.obj.__module__)
                 if not (immutable or _is_installed(self.obj.__wrapped__)):
@@ -86,8 +86,8 @@ class CachedFunction(ObjectConstant, MutableValue):
         plain = all(map(is_constant_object, result if type(result) is tuple else [result]))
         if not is_immutable_module(self.obj.__module__):
             owner = self.source or ProgramSource(WeakIdentity(self.obj))
-            known = ConstSource(self.obj.cache_info().misses)
-            tx.guard(CallSource(_still_knows, (owner, known)), "CONST", True)
+            misses = ConstSource(self.obj.cache_info().misses)
+            tx.guard(CallSource(_still_knows, (owner, misses)), "CONST", True)
             tx.mutate(self)
             self.calls.append((asked, args, kwargs))
             return tx.literal(result) if plain else tx.wrap(result, _kept(result))
@@ -107,21 +107,23 @@ class CachedFunction(ObjectConstant, MutableValue):
     def _trace(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
         from weft_capture.effects.rehearsals import isolated  # noqa: PLC0415 - import cycle
 
-        known = all(type(one) in (Constant, SymValue, TupleValue) for one in map(tx.force, args))
+        immutable = all(
+            type(arg) in (Constant, SymValue, TupleValue) for arg in map(tx.force, args)
+        )
         # An object may have changed since.
-        if is_immutable_module(self.obj.__module__) or not known:
+        if is_immutable_module(self.obj.__module__) or not immutable:
             return None
-        with isolated(tx, self.describe()) as made:
+        with isolated(tx, self.describe()) as nodes:
             result = tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
-        if not all(isinstance(node.meta["example_value"], int | torch.SymInt) for node in made):
+        if not all(isinstance(node.meta["example_value"], int | torch.SymInt) for node in nodes):
             return None
-        for one in list(result.items) if type(result) is TupleValue else [result]:
-            mutable = isinstance(one, ListValue | DictValue)
-            parts = one.unpack(tx) if mutable else [one]
-            if not all(type(part) in (Constant, SymValue) for part in parts):
+        for item in list(result.items) if type(result) is TupleValue else [result]:
+            mutable = isinstance(item, ListValue | DictValue)
+            leaves = item.unpack(tx) if mutable else [item]
+            if not all(type(leaf) in (Constant, SymValue) for leaf in leaves):
                 return None
-            if mutable and one.source is None:
-                one.source = _InCache(tx.steps.now)
+            if mutable and item.source is None:
+                item.source = _InCache(tx.steps.now)
         tx.mutate(self)
         self.calls.append((None, args, kwargs))
         return result

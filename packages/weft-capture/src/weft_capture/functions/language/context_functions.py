@@ -54,15 +54,15 @@ def _autocast(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Value:
     from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - loaded by the caller
 
-    found: list[Any] = []
-    one = issubclass(backends.python_type(), SDPBackend)
-    for value in [backends] if one else map(tx.force, backends.unpack(tx)):
-        found.append(getattr(value, "obj", None))
-        if not isinstance(found[-1], SDPBackend):
+    enabled: list[Any] = []
+    single = issubclass(backends.python_type(), SDPBackend)
+    for value in [backends] if single else map(tx.force, backends.unpack(tx)):
+        enabled.append(getattr(value, "obj", None))
+        if not isinstance(enabled[-1], SDPBackend):
             raise Break("unsupported-arguments", f"{value.describe()} as an attention backend")
         if value.source is not None:
-            tx.guard_identity(value.source, found[-1])
-    return AttentionContext(sdpa_kernel, (found, set_priority.nb_bool(tx)), {})
+            tx.guard_identity(value.source, enabled[-1])
+    return AttentionContext(sdpa_kernel, (enabled, set_priority.nb_bool(tx)), {})
 
 
 @rule_of_each(
@@ -86,8 +86,8 @@ def _recreate(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) ->
     make = manager.tp_getattro(tx, "func")
     if not isinstance(make, BuiltinValue):
         return None
-    given = manager.tp_getattro(tx, "args").unpack(tx)
-    return make.tp_call(tx, given, tx.keyword_arguments(manager.tp_getattro(tx, "kwds")))
+    arguments = manager.tp_getattro(tx, "args").unpack(tx)
+    return make.tp_call(tx, arguments, tx.keyword_arguments(manager.tp_getattro(tx, "kwds")))
 
 
 code_rule(vars(contextlib._GeneratorContextManagerBase)["_recreate_cm"].__code__)(_recreate)
@@ -119,8 +119,8 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
         return result
     if tx.graph.writes() != writes or has_effects():
         raise Break("higher-order-op", "effects in a function that the backward pass runs again")
-    made = nodes_after(tx, last)
-    reads = {node for one in made for node in one.all_input_nodes}.difference(made)
+    nodes = nodes_after(tx, last)
+    reads = {node for n in nodes for node in n.all_input_nodes}.difference(nodes)
     fakes = [node.meta["example_value"] for node in reads]
     tensors = [fake for fake in fakes if isinstance(fake, torch.Tensor)]
     tx.watch(_CheckpointReads(step, [(tensor, version_of(tensor)) for tensor in tensors]))
@@ -152,7 +152,7 @@ pure(torch.are_deterministic_algorithms_enabled)
 def _setting(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     """Answer from the real state, too; torch's guard has autocast's only while that is on."""
     result = fold(tx, function, list(args), kwargs)
-    if not any(isinstance(one, torch.autocast) for one in tx.open_contexts):
-        given = tuple(ConstSource(one.as_constant()) for one in (*args, *kwargs.values()))
-        tx.guard(CallSource(function, given), "CONST", result.as_constant())
+    if not any(isinstance(context, torch.autocast) for context in tx.open_contexts):
+        arguments = tuple(ConstSource(arg.as_constant()) for arg in (*args, *kwargs.values()))
+        tx.guard(CallSource(function, arguments), "CONST", result.as_constant())
     return result

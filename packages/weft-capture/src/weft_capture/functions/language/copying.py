@@ -64,12 +64,12 @@ def _deepcopy(tx: Tracer, value: Value, memo: Value = NONE) -> Value:
 
 @rule(object.__reduce_ex__)
 def _reduce(tx: Tracer, value: Value, protocol: Value) -> Value:
-    kinds = value.python_type().__mro__
+    bases = value.python_type().__mro__
     new = types.BuiltinFunctionType  # what a class that is made in C makes its objects with
-    in_c = {k for k in kinds if not k.__flags__ & 1 << 9 or type(vars(k).get("__new__")) is new}
-    known = isinstance(value, UserObject) and in_c <= _KNOWN_BASES
-    with_words = lookup(kinds[0], "__getnewargs_ex__") is not None
-    if not known or with_words or isinstance(value, ModuleValue) or protocol.as_constant() < 2:
+    in_c = {k for k in bases if not k.__flags__ & 1 << 9 or type(vars(k).get("__new__")) is new}
+    supported = isinstance(value, UserObject) and in_c <= _KNOWN_BASES
+    with_words = lookup(bases[0], "__getnewargs_ex__") is not None
+    if not supported or with_words or isinstance(value, ModuleValue) or protocol.as_constant() < 2:
         raise Break("object-creation", f"a copy of {value.describe()}")
     return tx.trace_body(polyfills.reduce_object, [value], {})
 

@@ -52,11 +52,11 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
             target.put(key, items.mp_subscript(tx, key))
     elif items is not None:
         for number, pair in enumerate(steps(tx, items, hinted=False)):
-            parts = listed(tx, pair)
-            if len(parts) != 2:  # which they say in different words
+            pair_items = listed(tx, pair)
+            if len(pair_items) != 2:  # which they say in different words
                 real: Any = target.cls()
-                real_call(tx, real.update, [(0, 0)] * number + [parts])
-            target.put(parts[0], parts[1])
+                real_call(tx, real.update, [(0, 0)] * number + [pair_items])
+            target.put(pair_items[0], pair_items[1])
     for name, value in kwargs.items():
         target.put(constant(name), value)
 
@@ -74,8 +74,8 @@ def _has_keys(tx: Tracer, items: Value) -> bool:
 
 
 @rule_of_each(dict, OrderedDict)
-def _dict(kind: type, tx: Tracer, items: Value | None = None, /, **kwargs: Value) -> Value:
-    target = DictValue(cls=kind)
+def _dict(cls: type, tx: Tracer, items: Value | None = None, /, **kwargs: Value) -> Value:
+    target = DictValue(cls=cls)
     fill(tx, target, items, kwargs)
     return target
 
@@ -106,9 +106,9 @@ def _mapping_proxy(tx: Tracer, mapping: Value) -> Value:
 
 @method(DictValue, "__getitem__")
 def _getitem(tx: Tracer, self: DictValue, key: Value) -> Value:
-    found = self.get(tx, key)
-    if found is not None:
-        return found
+    current = self.get(tx, key)
+    if current is not None:
+        return current
     if self.cls is defaultdict and self.default_factory is not NONE:
         value = self.default_factory.tp_call(tx, [], {})
         tx.mutate(self)
@@ -119,13 +119,13 @@ def _getitem(tx: Tracer, self: DictValue, key: Value) -> Value:
 
 @method(DictValue, "get")
 def _get(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Value:
-    found = self.get(tx, key)
-    return default if found is None else found
+    value = self.get(tx, key)
+    return default if value is None else value
 
 
 @method_of_each(DictValue, "keys", "values", "items")
-def _view(kind: str, tx: Tracer, self: DictValue) -> Value:
-    return DictView(getattr(self, "inner", self), kind)
+def _view(view_name: str, tx: Tracer, self: DictValue) -> Value:
+    return DictView(getattr(self, "inner", self), view_name)
 
 
 @method(DictValue, "copy", "__copy__")
@@ -167,7 +167,7 @@ def _ior(tx: Tracer, self: DictValue, other: Value) -> Value:
 
 @method(DictView, "__contains__")
 def _view_contains(tx: Tracer, self: DictView, item: Value) -> Value:
-    if self.kind == "keys":
+    if self.view_name == "keys":
         return constant(key_in(dict, item) in self.owner.entries)
     return constant(contains_by_iteration(tx, self, item))
 
@@ -187,17 +187,17 @@ def _view_algebra(name: str, tx: Tracer, self: DictView, other: Value) -> Value:
     operands = (other, self) if name.startswith("__r") else (self, other)
     items = [operand.unpack(tx) for operand in operands]
     keys = [[item.tp_hash() for item in side] for side in items]
-    known = dict(zip(keys[1] + keys[0], items[1] + items[0], strict=True))
+    values_by_key = dict(zip(keys[1] + keys[0], items[1] + items[0], strict=True))
     real = map(as_real, operands, keys)
-    return set_of(real_call(tx, op.function, *real), known)
+    return set_of(real_call(tx, op.function, *real), values_by_key)
 
 
 @method_of_each(DictView, *(f"__{op.name}__" for op in COMPARE.values()))
 def _compare_views(name: str, tx: Tracer, self: DictView, other: Value) -> Value:
     other = without_class(other)
-    if not isinstance(other, SetValue | DictView) or "values" in (self.kind, _kind(other)):
+    if not isinstance(other, SetValue | DictView) or "values" in (self.view_name, _kind(other)):
         return NOT_IMPLEMENTED
-    if isinstance(other, DictView) and self.kind == other.kind == "items":
+    if isinstance(other, DictView) and self.view_name == other.view_name == "items":
         views = [view.owner.with_proxies(tx).items() for view in (self, other)]
         return tx.literal(real_call(tx, getattr(views[0], name), views[1]))
     keys = ({item.tp_hash() for item in side.unpack(tx)} for side in (self, other))
@@ -205,7 +205,7 @@ def _compare_views(name: str, tx: Tracer, self: DictView, other: Value) -> Value
 
 
 def _kind(value: Value) -> str:
-    return value.kind if isinstance(value, DictView) else ""
+    return value.view_name if isinstance(value, DictView) else ""
 
 
 @method(DictView, "isdisjoint")
@@ -234,9 +234,9 @@ def _delitem(tx: Tracer, self: DictValue, key: Value) -> Value:
 
 @method(DictValue, "setdefault")
 def _setdefault(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Value:
-    found = self.get(tx, key)
-    if found is not None:
-        return found
+    value = self.get(tx, key)
+    if value is not None:
+        return value
     _setitem(tx, self, key, default)
     return default
 
@@ -253,11 +253,11 @@ def _update(
 
 @method(DictValue, "pop")
 def _pop(tx: Tracer, self: DictValue, key: Value, default: Value | None = None) -> Value:
-    found = self.get(tx, key)
-    if found is None:
+    value = self.get(tx, key)
+    if value is None:
         return missing_key(tx, key, self) if default is None else default
     _delitem(tx, self, key)
-    return found
+    return value
 
 
 @method(DictValue, "popitem")
@@ -325,40 +325,44 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     """Call a method of a set, an operator's included; operands of an operator are sets."""
     if _one_by_one(tx, self, name, args):
         return NONE
-    known: dict[object, Value] = {}
+    values_by_key: dict[object, Value] = {}
     loose = self.loose or any(getattr(getattr(arg, "base", arg), "loose", False) for arg in args)
     real: list[object] = []
     operands: list[Value] = []
-    for given in args:
-        base = getattr(given, "base", None)
-        arg = base if isinstance(base, SetValue) else given  # whose `__iter__` nobody asks
+    for operand in args:
+        base = getattr(operand, "base", None)
+        arg = base if isinstance(base, SetValue) else operand  # whose `__iter__` nobody asks
         every = arg.elements() if isinstance(arg, SetValue) else None
         if name in _ASKING and every is None and not isinstance(arg, DictValue | DictView):
-            real.append(_keys(tx, arg, known))  # of which it takes as many as it needs
+            real.append(_keys(tx, arg, values_by_key))  # of which it takes as many as it needs
             continue
-        items = [given] if name in _OF_ONE else arg.unpack(tx) if every is None else every
+        items = [operand] if name in _OF_ONE else arg.unpack(tx) if every is None else every
         keys = [sought(item) if name in _SOUGHT else key_in(set, item) for item in items]
-        known |= zip(keys, items, strict=True)
-        whole = name in _OF_ONE or isinstance(arg, SetValue | DictValue)
-        operands.append(given if whole else TupleValue(items))
+        values_by_key |= zip(keys, items, strict=True)
+        as_is = name in _OF_ONE or isinstance(arg, SetValue | DictValue)
+        operands.append(operand if as_is else TupleValue(items))
         real.append(keys[0] if name in _OF_ONE else as_real(arg, keys))
     if name == "remove" and real[0] not in self.entries:
         missing_key(tx, args[0])
-    smaller = name in _MEETING and not any(len(one) > len(self.order) for one in _sets(real))
+    smaller = name in _MEETING and not any(
+        len(operand) > len(self.order) for operand in _sets(real)
+    )
     if name in _CHANGING and hasattr(self.cls, "add"):
         tx.mutate(self)
         if self.source is not None:
             _log_change(tx, self, name, operands)
     result = real_call(tx, getattr(self.order, name), *real)
-    known = {**self.entries, **known} if smaller else {**known, **self.entries}
+    values_by_key = (
+        {**self.entries, **values_by_key} if smaller else {**values_by_key, **self.entries}
+    )
     if name in _CHANGING:
-        _update_entries(self, name, known)
+        _update_entries(self, name, values_by_key)
         self.loose |= loose or (name not in _OF_ONE and self.by_address())
     if result is self.order:
         return self
     if isinstance(result, set | frozenset):
-        return set_of(result, known, self.cls, loose)
-    return known[result] if name == "pop" else constant(result)
+        return set_of(result, values_by_key, self.cls, loose)
+    return values_by_key[result] if name == "pop" else constant(result)
 
 
 def _one_by_one(tx: Tracer, self: SetValue, name: str, args: tuple[Value, ...]) -> bool:
@@ -370,20 +374,20 @@ def _one_by_one(tx: Tracer, self: SetValue, name: str, args: tuple[Value, ...]) 
             call_set(tx, self, "add", item)  # what raises in between leaves what came before
         return True
     several = name in ("update", "difference_update") and len(args) > 1
-    for one in args if several else ():
-        call_set(tx, self, name, one)
+    for operand in args if several else ():
+        call_set(tx, self, name, operand)
     return several
 
 
 def _sets(operands: list[Any]) -> Iterator[set[Any] | frozenset[Any]]:
-    return (one for one in operands if isinstance(one, set | frozenset))
+    return (operand for operand in operands if isinstance(operand, set | frozenset))
 
 
-def _keys(tx: Tracer, items: Value, known: dict[object, Value]) -> Iterator[object]:
-    """Yield the hash keys of what a value gives, which is noted in `known`."""
+def _keys(tx: Tracer, items: Value, values_by_key: dict[object, Value]) -> Iterator[object]:
+    """Yield the hash keys of what a value gives, which is noted in `values_by_key`."""
     for item in steps(tx, items, hinted=False):
         key = item.tp_hash()
-        known[key] = item
+        values_by_key[key] = item
         yield key
 
 
@@ -398,12 +402,14 @@ def _log_change(tx: Tracer, self: SetValue, name: str, operands: list[Value]) ->
     self.log.append((name, (*operands,), states, tx.steps.now))
 
 
-def set_of(order: Any, known: dict[Any, Value], cls: type = set, loose: bool = False) -> SetValue:
+def set_of(
+    order: Any, values_by_key: dict[Any, Value], cls: type = set, loose: bool = False
+) -> SetValue:
     """Return the value of a set of these keys."""
-    made = SetValue([], cls=cls)
-    made.order, made.entries = order, {key: known[key] for key in order}
-    made.loose = loose or made.by_address()
-    return made
+    result = SetValue([], cls=cls)
+    result.order, result.entries = order, {key: values_by_key[key] for key in order}
+    result.loose = loose or result.by_address()
+    return result
 
 
 def as_real(value: Value, keys: list[object]) -> Any:
@@ -415,12 +421,12 @@ def as_real(value: Value, keys: list[object]) -> Any:
     return dict.fromkeys(keys).keys() if isinstance(value, DictView) else keys
 
 
-def _update_entries(self: SetValue, name: str, known: dict[object, Value]) -> None:
+def _update_entries(self: SetValue, name: str, values_by_key: dict[object, Value]) -> None:
     """Make the entries those of the keys again; equal elements keep the first."""
     if name in _GROWING:
-        self.entries |= known
+        self.entries |= values_by_key
     else:
-        self.entries = {key: known[key] for key in self.order}
+        self.entries = {key: values_by_key[key] for key in self.order}
         self.removals += 1
 
 

@@ -23,8 +23,10 @@ def identical(tx: Tracer, left: Value, right: Value) -> bool:
         Break: for two equal constants, which may or may not be one object.
     """
     data = Constant | SymValue | symbolic_scalars.SymFloatValue | RuntimeValue
-    made = any(isinstance(one, RuntimeValue) and is_runtime(one) for one in (left, right))
-    if isinstance(left, data) and isinstance(right, data) and not (made or left is right):
+    runtime = any(
+        isinstance(operand, RuntimeValue) and is_runtime(operand) for operand in (left, right)
+    )
+    if isinstance(left, data) and isinstance(right, data) and not (runtime or left is right):
         return _one_number(tx, left, right)
     return one_object(tx, left, right)
 
@@ -39,23 +41,24 @@ def equal(tx: Tracer, left: Value, right: Value) -> bool:
 
 def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
     varies = any(
-        isinstance(one, symbolic_scalars.SymFloatValue | RuntimeValue) for one in (left, right)
+        isinstance(operand, symbolic_scalars.SymFloatValue | RuntimeValue)
+        for operand in (left, right)
     )
     if left.python_type() is not right.python_type():
         return False
     held = getattr(left, "value", left) is getattr(right, "value", right)  # NaN, say
     if not (varies or held or tx.builtin(operator.eq, left, right).nb_bool(tx)):
         return False
-    (source, one), (origin, other) = (_home(tx, each) for each in (left, right))
+    (source, first), (origin, other) = (_home(tx, each) for each in (left, right))
     if source is None and origin is None:
-        if not (varies or one is other or is_shared(one)):
+        if not (varies or first is other or is_shared(first)):
             raise Break("object-identity", f"whether two objects {left.describe()} are one")
         return not varies
     if source != origin:
         tx.process_bound = "whether two numbers or texts are one object"
-        sources = (source or ConstSource(one), origin or ConstSource(other))
-        tx.guard(CallSource(operator.is_, sources), "CONST", one is other)
-    return one is other
+        sources = (source or ConstSource(first), origin or ConstSource(other))
+        tx.guard(CallSource(operator.is_, sources), "CONST", first is other)
+    return first is other
 
 
 def _home(tx: Tracer, value: Any) -> tuple[Source | None, object]:

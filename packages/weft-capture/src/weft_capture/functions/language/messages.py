@@ -58,12 +58,12 @@ def _print(
     file: Value = NONE,
     flush: Value = FALSE,
 ) -> None:
-    if not all(isinstance(one.as_constant(), str | None) for one in (sep, end)):
+    if not all(isinstance(text.as_constant(), str | None) for text in (sep, end)):
         raise Break("builtin-error", "print with a separator that is no text")
     stream = file if file is not NONE else tx.const_object(sys).tp_getattro(tx, "stdout")
     if isinstance(stream, ReplayedValue):
         words = [text_of(tx, arg, str) for arg in args]
-        space, newline = (one.as_constant() for one in (sep, end))
+        space, newline = (text.as_constant() for text in (sep, end))
         text = (" " if space is None else space).join(words)
         text += "\n" if newline is None else newline
         stream.call_method(tx, "write", [constant(text)], {})
@@ -103,22 +103,22 @@ _PLAIN_MODULES = ("logging", "logging.handlers")
 
 def _parts(logger: logging.Logger) -> Iterator[Any]:
     """Yield all that a record comes by: loggers, filters, handlers, formatters, streams."""
-    one: logging.Logger | None = logger
-    while one is not None:
-        yield from (one, *one.filters)
-        for handler in one.handlers:
+    current: logging.Logger | None = logger
+    while current is not None:
+        yield from (current, *current.filters)
+        for handler in current.handlers:
             yield from (handler, *handler.filters)
             if handler.formatter is not None:
                 yield handler.formatter
             yield getattr(handler, "stream", None)
-        one = one.parent if one.propagate else None
+        current = current.parent if current.propagate else None
     yield from (logging.lastResort, sys.stderr)
 
 
-def _is_plain(part: object) -> bool:
-    module = type(part).__module__
+def _is_plain(component: object) -> bool:
+    module = type(component).__module__
     own = module in _PLAIN_MODULES or module in LOG_HANDLER_MODULES
-    return part is None or own or is_plain_stream(part)
+    return component is None or own or is_plain_stream(component)
 
 
 def _log_state(logger: logging.Logger, level: int) -> str:
@@ -134,7 +134,7 @@ def _state(tx: Tracer, logger: Value, level: int) -> str:
     if not isinstance(logger, UserObject) or source is None or type(level) is not int:
         raise Break("side-effect", "logging with a logger made here")
     looked_at = [*_parts(logger.obj), logging, logger.obj.manager]
-    lists = [getattr(one, name, None) for one in looked_at for name in ("handlers", "filters")]
+    lists = [getattr(obj, name, None) for obj in looked_at for name in ("handlers", "filters")]
     _check_unchanged(tx, *looked_at, *lists)
     answer = _log_state(logger.obj, level)
     tx.guard(CallSource(_log_state, (source, ConstSource(level))), "CONST", answer)
@@ -192,11 +192,11 @@ _WARNINGS: Any = warnings
 
 
 def _action(
-    filters: Any, text: str | None, kind: type[Warning], module: str | None, line: int
+    filters: Any, text: str | None, warning_class: type[Warning], module: str | None, line: int
 ) -> str:
     """Return what becomes of a warning; "error" where what is unknown (None) may decide it."""
     for action, message, category, where, at in filters:
-        if not issubclass(kind, category):
+        if not issubclass(warning_class, category):
             continue
         if module is not None and at not in (0, line):
             continue
@@ -208,7 +208,9 @@ def _action(
     return str(_WARNINGS.defaultaction)
 
 
-def _is_only_shown(text: str | None, kind: type[Warning], module: str | None, line: int) -> bool:
+def _is_only_shown(
+    text: str | None, category: type[Warning], module: str | None, line: int
+) -> bool:
     """Say whether a warning is shown or recorded: it is no error, and no hook gets it."""
     show = _WARNINGS._showwarnmsg_impl
     recorded = isinstance(show, types.BuiltinMethodType) and isinstance(show.__self__, list)
@@ -217,7 +219,7 @@ def _is_only_shown(text: str | None, kind: type[Warning], module: str | None, li
     for name in ("showwarning", "formatwarning"):
         if getattr(_WARNINGS, name) is not getattr(_WARNINGS, f"_{name}_orig"):
             return False
-    return _action(_WARNINGS.filters, text, kind, module, line) != "error"
+    return _action(_WARNINGS.filters, text, category, module, line) != "error"
 
 
 @rule(warnings.warn)
@@ -228,10 +230,14 @@ def _warn(
     stacklevel: Value = Constant(1),  # noqa: B008
     source: Value = NONE,
 ) -> Value:
-    kind = UserWarning if category is NONE else category.as_constant()
+    warning_class = UserWarning if category is NONE else category.as_constant()
     if isinstance(message, ExceptionValue):
-        kind = message.python_type()
-    if not isinstance(kind, type) or not issubclass(kind, Warning) or source is not NONE:
+        warning_class = message.python_type()
+    if (
+        not isinstance(warning_class, type)
+        or not issubclass(warning_class, Warning)
+        or source is not NONE
+    ):
         raise Break("side-effect", "a warning of no class of warnings, or with a source")
     text = None if isinstance(message, HOLES) else text_of(tx, message, str)
     frame, above = tx.frame, stacklevel.as_constant() - 1
@@ -241,67 +247,67 @@ def _warn(
     above += frame is None
     if above < 0 or (above and original(tx.frames[0].decoded) is not tx.frames[0].decoded):
         raise Break("side-effect", "a warning about the caller of a part of a function")
-    place: Any = (above,)
-    about: Any = (text, kind, None, 0)
+    position: Any = (above,)
+    about: Any = (text, warning_class, None, 0)
     if frame is not None:
         at, module = frame.location()[0], frame.function.globals
-        about = (text, kind, module.get("__name__") or "<string>", at.lineno)
-        place = (at.filename, at.lineno, about[2], module)
+        about = (text, warning_class, module.get("__name__") or "<string>", at.lineno)
+        position = (at.filename, at.lineno, about[2], module)
     recorder = id(getattr(_WARNINGS._showwarnmsg_impl, "__self__", None))
     if tx.effects.touches(warnings, warnings.filters) or recorder in tx.values_by_id:
-        return _warn_changed(tx, message, about, place)
+        return _warn_changed(tx, message, about, position)
     _check_unchanged(tx)
     shown = _is_only_shown(*about)
     tx.guard(CallSource(_is_only_shown, tuple(map(ConstSource, about))), "CONST", shown)
     if not shown:
         raise Break("side-effect", "a warning that raises, or that a hook gets")
     tx.calls.written.add(recorder)
-    tx.calls.add(_warn_now, message, *map(constant, (kind, *place)))
+    tx.calls.add(_warn_now, message, *map(constant, (warning_class, *position)))
     return NONE
 
 
-def _warn_now(message: Any, kind: Any, *place: Any) -> None:
+def _warn_now(message: Any, warning_class: Any, *position: Any) -> None:
     """Warn about a place in the captured frame, or so many frames above it."""
-    if len(place) == 1:
-        frame, above = sys._getframe(1), place[0]
+    if len(position) == 1:
+        frame, above = sys._getframe(1), position[0]
         while above and frame.f_back is not None:
             frame = frame.f_back
             above -= not str(frame.f_globals.get("__name__")).startswith("weft")
         namespace = frame.f_globals
-        place = (frame.f_code.co_filename, frame.f_lineno, namespace.get("__name__"), namespace)
-    file, line, name, namespace = place
+        position = (frame.f_code.co_filename, frame.f_lineno, namespace.get("__name__"), namespace)
+    file, line, name, namespace = position
     registry = namespace.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, kind, file, line, name, registry)
+    warnings.warn_explicit(message, warning_class, file, line, name, registry)
 
 
 # Inside `catch_warnings`: its Python is traced, and what it changes in the module is known.
 
 
-def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
+def _warn_changed(tx: Tracer, message: Value, about: Any, position: Any) -> Value:
     """Warn under filters or a recorder that the captured code has set."""
-    text, kind, _, line = about
+    text, warning_class, _, line = about
     library = tx.const_object(warnings)
     recorder = library.tp_getattro(tx, "_showwarnmsg_impl")
     plain = recorder.source is not None or isinstance(recorder, MethodOf)
     plain = plain and not tx.effects.touches(sys, _WARNINGS.onceregistry)
-    if text is None or len(place) == 1 or not plain or not is_plain_stream(sys.stderr):
+    if text is None or len(position) == 1 or not plain or not is_plain_stream(sys.stderr):
         raise Break("side-effect", "a warning with an unknown text, or in changed circumstances")
-    filters = [one.as_constant() for one in library.tp_getattro(tx, "filters").unpack(tx)]
+    filters = [entry.as_constant() for entry in library.tp_getattro(tx, "filters").unpack(tx)]
     action = _action(filters, *about)
-    made = message
+    instance = message
     if not isinstance(message, ExceptionValue):
-        made = tx.const_object(kind).tp_call(tx, [message], {})
+        instance = tx.const_object(warning_class).tp_call(tx, [message], {})
     if action == "error":
-        raise Raised(chain(tx, made))
+        raise Raised(chain(tx, instance))
     if action == "ignore":
         return NONE
     if action != "always":
         raise Break("side-effect", "a warning that may have been given before")
-    parts = [made, *map(tx.const_object, (kind, place[0], line))]
-    given = tx.const_object(warnings.WarningMessage).tp_call(tx, parts, {})
+    arguments = [instance, *map(tx.const_object, (warning_class, position[0], line))]
+    record = tx.const_object(warnings.WarningMessage).tp_call(tx, arguments, {})
     if isinstance(recorder, MethodOf):
-        return recorder.tp_call(tx, [given], {})
-    tx.calls.add(_WARNINGS._showwarnmsg, given)
+        return recorder.tp_call(tx, [record], {})
+    tx.calls.add(_WARNINGS._showwarnmsg, record)
     return NONE
 
 

@@ -138,14 +138,14 @@ def _variables(tx: Tracer) -> dict[str, Value]:
     assert frame is not None
     if not frame.decoded.flags & inspect.CO_OPTIMIZED:
         raise Break("namespace-dict", "locals() in the body of a class")
-    found: dict[str, Value] = {}
+    variables: dict[str, Value] = {}
     names = [*frame.decoded.varnames, *frame.decoded.cellvars, *frame.decoded.freevars]
     for name in dict.fromkeys([*names, *frame.locals]):
         cell = frame.cells.get(name)
         value = frame.locals.get(name) if cell is None else cell.contents
         if value is not None and not name.startswith("."):
-            found[name] = value
-    return found
+            variables[name] = value
+    return variables
 
 
 def _run_as_it_is(tx: Tracer, what: str) -> NoReturn:
@@ -162,8 +162,8 @@ def _ask_once(tx: Tracer) -> None:
     """
     assert tx.frame is not None
     instrs = tx.frame.decoded.instrs
-    asks = [one for one in instrs if one.opname == "LOAD_GLOBAL" and one.argval in _SEES_NAMES]
-    loops = any(one.target is not None and one.target < at for at, one in enumerate(instrs))
+    asks = [i for i in instrs if i.opname == "LOAD_GLOBAL" and i.argval in _SEES_NAMES]
+    loops = any(i.target is not None and i.target < at for at, i in enumerate(instrs))
     if FRAME_KEEPS_LOCALS and (len(asks) > 1 or loops):
         _run_as_it_is(tx, "a frame's dict of variables that may be seen again")
 
@@ -193,7 +193,7 @@ def _compile(
 ) -> Value:  # fmt: skip
     if more or others:
         raise Break("dynamic-code", "compile with further arguments")
-    args = [one.as_constant() for one in (source, filename, mode)]
+    args = [arg.as_constant() for arg in (source, filename, mode)]
     inherits = not dont_inherit.nb_bool(tx)
     return constant(_code(tx, *args, flags=flags.as_constant(), inherits=inherits))
 
@@ -213,20 +213,20 @@ class _Names(dict[str, Value]):
         self.names.mp_ass_subscript(self.tx, constant(name), value)
 
     def pop(self, name: str, default: Any = None) -> Any:
-        found = self.get(name)
-        if found is not None:
+        value = self.get(name)
+        if value is not None:
             self.names.mp_del_subscript(self.tx, constant(name))
-        return found
+        return value
 
 
 _SEES_NAMES = frozenset(("globals", "locals", "vars", "dir", "eval", "exec", "_getframe"))
 
 
-def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more: Kwargs) -> Value:
+def _execute(tx: Tracer, mode: str, source: Value, scopes: Sequence[Value], more: Kwargs) -> Value:
     """Trace code in the variables of the frame, or in those of one dict."""
-    if more or len(given) > 2:
+    if more or len(scopes) > 2:
         raise Break("dynamic-code", f"{mode} with further arguments")
-    names, local_names = (*map(tx.force, given), NONE, NONE)[:2]
+    names, local_names = (*map(tx.force, scopes), NONE, NONE)[:2]
     frame, code = tx.frame, source.as_constant()
     assert frame is not None
     if isinstance(code, str):
@@ -235,25 +235,25 @@ def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more:
     plain = isinstance(code, types.CodeType) and not code.co_flags & suspends
     if not plain or code.co_freevars:
         raise Break("dynamic-code", f"{mode} of no text or code")
-    ops = {one.opname for one in decode(code).instrs}
+    ops = {instr.opname for instr in decode(code).instrs}
     if names is NONE and local_names is NONE:
         if not ops.isdisjoint(("STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS")):
             _ask_once(tx)
             raise Break("dynamic-code", f"{mode} that makes variables")
         global_dict, variables = frame.function.globals, _variables(tx)
     else:
-        alone = not any(isinstance(one, types.CodeType) for one in code.co_consts)
+        alone = not any(isinstance(const, types.CodeType) for const in code.co_consts)
         alone = alone and _SEES_NAMES.isdisjoint(code.co_names) and "SETUP_ANNOTATIONS" not in ops
         alone = alone and not any(op.endswith("_GLOBAL") for op in ops)
         if type(names) is not DictValue or names.cls is not dict or not alone:
             raise Break("dynamic-code", f"{mode} of functions, or in other names than one dict's")
         global_dict, variables = {"__builtins__": vars(builtins)}, _Names(tx, names)
-        key, known = constant("__builtins__"), tx.const_object(vars(builtins))
-        if local_names not in (NONE, names) or names.get(tx, key) not in (None, known):
+        key, builtins_value = constant("__builtins__"), tx.const_object(vars(builtins))
+        if local_names not in (NONE, names) or names.get(tx, key) not in (None, builtins_value):
             raise Break("dynamic-code", f"{mode} with locals or builtins of its own")
-        names.mp_ass_subscript(tx, key, known)
-    made = types.FunctionType(code, global_dict)
-    result = tx.run_code(function_value(tx, made, ConstSource(made)), variables)
+        names.mp_ass_subscript(tx, key, builtins_value)
+    function = types.FunctionType(code, global_dict)
+    result = tx.run_code(function_value(tx, function, ConstSource(function)), variables)
     return result if mode == "eval" else NONE
 
 
@@ -351,10 +351,10 @@ def _hash(tx: Tracer, value: Value) -> Value:
             raise Break("class-definition", "the hash of an object whose class may still change")
         return RuntimeNumber(hash, [value])
     if type(value) is TupleValue and not value.is_constant():
-        parts = [_hash(tx, tx.force(part)) for part in value.items]
-        if all(part.is_constant() for part in parts):
+        hashes = [_hash(tx, tx.force(item)) for item in value.items]
+        if all(item_hash.is_constant() for item_hash in hashes):
             tx.process_bound = "a hash"
-            return constant(hash(tuple(_Hashed(part.as_constant()) for part in parts)))
+            return constant(hash(tuple(_Hashed(item_hash.as_constant()) for item_hash in hashes)))
     return fold(tx, hash, [value], {})
 
 

@@ -79,28 +79,28 @@ def polyfill(original: Any, version: Any) -> None:
     """Trace calls of `original` through `version`."""
 
     name = getattr(original, "__name__", "")
-    kind = original if isinstance(original, type) else getattr(original, "__self__", None)
-    places = _ITERATED.get(name, slice(0))
+    owner = original if isinstance(original, type) else getattr(original, "__self__", None)
+    iterated_args = _ITERATED.get(name, slice(0))
     worded = name in ("tee", "_count_elements")
     worded |= getattr(original, "__module__", "") == "_operator"
     own: Any = (TypeError,) if worded else ()  # errors of no callee
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        given = list(args)
-        if name == "reduce" and len(given) > 3:
+        arguments = list(args)
+        if name == "reduce" and len(arguments) > 3:
             raise Break("builtin-error", "arguments of reduce")
-        if name != "reduce" or (given[1:] and lookup(given[1].python_type(), "__iter__")):
-            given[places] = [iterated(tx, arg) for arg in given[places]]
+        if name != "reduce" or (arguments[1:] and lookup(arguments[1].python_type(), "__iter__")):
+            arguments[iterated_args] = [iterated(tx, arg) for arg in arguments[iterated_args]]
         try:
-            result = tx.const_object(version).tp_call(tx, given, kwargs)
+            result = tx.const_object(version).tp_call(tx, arguments, kwargs)
         except Raised as raised:  # it may be in other words, too
-            kinds = (TypeError, ValueError) if isinstance(original, type) else own
+            error_types = (TypeError, ValueError) if isinstance(original, type) else own
             stated = getattr(raised.value, "stated_in", None) is not None
-            if stated or issubclass(raised.value.python_type(), kinds):
+            if stated or issubclass(raised.value.python_type(), error_types):
                 raise Break("builtin-error", f"an error of {name}") from None
             raise
-        if isinstance(result, GeneratorValue) and isinstance(kind, type):
-            result.cls, result.made_by = kind, original
+        if isinstance(result, GeneratorValue) and isinstance(owner, type):
+            result.cls, result.made_by = owner, original
         for branch in result.unpack(tx) if original is itertools.tee else ():
             if isinstance(branch, GeneratorValue):
                 branch.cls = TEE

@@ -57,21 +57,21 @@ def _key(tx: Tracer, value: Value) -> Any:
     if isinstance(value, UserObject) and value.has_special("__index__"):
         value = converted(tx, value, "__index__")
     if isinstance(value, SliceValue):
-        return slice(*(_key(tx, part) for part in value.parts))
-    kind = value.python_type()
-    if isinstance(value, UserObject) and not hasattr(kind, "__index__"):
-        return _named(kind)
+        return slice(*(_key(tx, bound) for bound in value.parts))
+    key_type = value.python_type()
+    if isinstance(value, UserObject) and not hasattr(key_type, "__index__"):
+        return _named(key_type)
     try:
         return value.as_constant()
     except NotConstant:
-        if hasattr(kind, "__index__"):
+        if hasattr(key_type, "__index__"):
             raise
-        return _named(kind)
+        return _named(key_type)
 
 
-def _named(kind: type) -> Any:
+def _named(cls: type) -> Any:
     """Return an object that the text of an error calls by the name of a class."""
-    return type(type_name(kind), (), {})()
+    return type(type_name(cls), (), {})()
 
 
 def _item(tx: Tracer, value: Value) -> Value:
@@ -89,12 +89,14 @@ def _undo(self: Any, name: str, args: tuple[Value, ...], items: Any) -> Any:
     inverse = _INVERSE.get((name, len(args)))
     if inverse is None or getattr(items, "maxlen", None) is not None or not (args or items):
         return None
-    given = args[:0] if args else (items[-1 if name == "pop" else 0],)
-    return lambda: getattr(self.added, inverse)(*given)
+    arguments = args[:0] if args else (items[-1 if name == "pop" else 0],)
+    return lambda: getattr(self.added, inverse)(*arguments)
 
 
-def _changing(kind: type[Value], name: str, *converts: Callable[[Tracer, Value], Any]) -> None:
-    @method(kind, name)
+def _changing(
+    value_class: type[Value], name: str, *converts: Callable[[Tracer, Value], Any]
+) -> None:
+    @method(value_class, name)
     def change(tx: Tracer, self: SequenceValue, *args: Value) -> Value:
         real = [convert(tx, arg) for convert, arg in zip(converts, args, strict=False)]
         items = self.added if name == "append" else self.items  # type: ignore[attr-defined]
@@ -121,17 +123,17 @@ for _kind, _name, *_converts in (
     _changing(_kind, _name, *_converts)
 
 
-def _extending(name: str, one: str) -> None:
+def _extending(name: str, method_name: str) -> None:
     @method(ListValue, name)
     def extend(tx: Tracer, self: ListValue, items: Value) -> Value:
         if getattr(items, "base", None) is self and not isinstance(self, DequeValue):
             items = self  # CPython compares the objects, and then runs no `__iter__`
-        given = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
+        new_items = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
         if getattr(items, "base", None) is self:
-            given = list(given)
-        for item in given:  # what raises in between leaves those before
+            new_items = list(new_items)
+        for item in new_items:  # what raises in between leaves those before
             tx.mutate(self)
-            getattr(self.added if one == "append" else self.items, one)(item)
+            getattr(self.added if method_name == "append" else self.items, method_name)(item)
         return NONE
 
 
@@ -149,14 +151,14 @@ def _single(tx: Tracer, self: SequenceValue, key: Value) -> Value | None:
         and isinstance(tx.unread_length(self), Constant)
     ):
         return None
-    known = tx.pregraph_value(key) if isinstance(key, Constant | Varying) else None
-    if known is None or any(origins(known[0])) or type(known[1]) is not int:
+    index = tx.pregraph_value(key) if isinstance(key, Constant | Varying) else None
+    if index is None or any(origins(index[0])) or type(index[1]) is not int:
         return None
-    if not -len(self.real) <= known[1] < len(self.real):
+    if not -len(self.real) <= index[1] < len(self.real):
         return None
     assert self.source is not None
     self.singly = True
-    return tx.wrap(self.real[known[1]], CallSource(operator.getitem, (self.source, known[0])))
+    return tx.wrap(self.real[index[1]], CallSource(operator.getitem, (self.source, index[0])))
 
 
 @method(SequenceValue, "__getitem__")
@@ -167,12 +169,12 @@ def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
     plain = isinstance(key, Varying) and type(self) in (ListValue, TupleValue)
     if plain and all(isinstance(tx.force(item), Constant) for item in self.items):
         table = constant(tuple(item.as_constant() for item in map(tx.force, self.items)))
-        if (known := tx.by_python(operator.getitem, [table, key])) is not None:
-            return known
-    found = real_call(tx, operator.getitem, self.items, _key(tx, key))
-    if found is self.items and type(self) is TupleValue:
+        if (result := tx.by_python(operator.getitem, [table, key])) is not None:
+            return result
+    result = real_call(tx, operator.getitem, self.items, _key(tx, key))
+    if result is self.items and type(self) is TupleValue:
         return self
-    return tx.force(found) if isinstance(found, Value) else self.with_items(found)
+    return tx.force(result) if isinstance(result, Value) else self.with_items(result)
 
 
 @method(RangeValue, "__getitem__")
@@ -211,7 +213,7 @@ def _remove(tx: Tracer, self: ListValue, item: Value) -> None:
     real, _ = _compared(tx, self, "remove", item)
     tx.mutate(self)
     self.items.clear()
-    self.items.extend(one.value for one in real)
+    self.items.extend(proxy.value for proxy in real)
 
 
 @method(ListValue, "sort")
@@ -226,7 +228,7 @@ def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FA
         if self.epoch != -1:
             raise Break("container-mutation", "a list that changes while it is sorted")
         self.epoch = epoch
-        self.items[:] = [one.value for one in real]
+        self.items[:] = [proxy.value for proxy in real]
 
 
 @method(ListValue, "copy", "__copy__")
@@ -274,8 +276,8 @@ def _iadd(tx: Tracer, self: ListValue, other: Value) -> Value:
 @method(SequenceValue, "__mul__", "__rmul__")
 def _mul(tx: Tracer, self: SequenceValue, count: Value) -> Value:
     if not hasattr(count.python_type(), "__index__"):
-        known = isinstance(count, Constant)
-        return fold(tx, operator.mul, [self, count], {}) if known else NOT_IMPLEMENTED
+        constant_count = isinstance(count, Constant)
+        return fold(tx, operator.mul, [self, count], {}) if constant_count else NOT_IMPLEMENTED
     times = operator.index(count.as_constant())
     if times == 1 and type(self) is TupleValue:
         return self
@@ -310,19 +312,23 @@ method_of_each(DictValue, "__eq__", "__ne__")(_compare_real)
 
 @method(SequenceValue, "__contains__")
 def _contains(tx: Tracer, self: SequenceValue, item: Value) -> Value:
-    found = _among_constants(tx, self, item) if isinstance(item, SymValue) else None
-    return constant(contains_by_iteration(tx, self, item) if found is None else found)
+    result = _among_constants(tx, self, item) if isinstance(item, SymValue) else None
+    return constant(contains_by_iteration(tx, self, item) if result is None else result)
 
 
 def _among_constants(tx: Tracer, container: SequenceValue, item: SymValue) -> bool | None:
     """Ask with one guard whether a number that varies is among literals; None for anything else."""
-    entry, items = tx.graph.input_at.get(item.node), [tx.force(one) for one in container.items]
-    known = tuple(one.value for one in items if isinstance(one, Constant) and is_literal(one.value))
-    if entry is None or item.source is None or len(known) != len(items):
+    entry, items = tx.graph.input_at.get(item.node), [tx.force(value) for value in container.items]
+    constants = tuple(
+        value.value for value in items if isinstance(value, Constant) and is_literal(value.value)
+    )
+    if entry is None or item.source is None or len(constants) != len(items):
         return None
-    found = entry.example in known
-    tx.guard(CallSource(operator.contains, (ConstSource(known), item.source)), "CONST", found)
-    return found
+    contained = entry.example in constants
+    tx.guard(
+        CallSource(operator.contains, (ConstSource(constants), item.source)), "CONST", contained
+    )
+    return contained
 
 
 @method(RangeValue, "__contains__")
@@ -357,10 +363,10 @@ for _holder, _real in (
 
 @rule(tuple.__new__)
 def _tuple_new(tx: Tracer, cls: Value, items: Value) -> Value:
-    kind = cls.as_constant()
-    if kind is tuple:
+    real_class = cls.as_constant()
+    if real_class is tuple:
         return TupleValue(items.unpack(tx))
-    if is_named(kind):
-        return NamedTupleValue(kind, items.unpack(tx))
-    real_call(tx, tuple.__new__, kind)  # raises for classes in C
-    return new_object(tx, kind, [items])
+    if is_named(real_class):
+        return NamedTupleValue(real_class, items.unpack(tx))
+    real_call(tx, tuple.__new__, real_class)  # raises for classes in C
+    return new_object(tx, real_class, [items])

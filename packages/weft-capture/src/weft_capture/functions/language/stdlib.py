@@ -87,8 +87,10 @@ def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
         raise Break("pending-mutation", "the signature of a function that was just changed")
     obj, source = getattr(function, "obj", None), getattr(function, "source", None)
     if isinstance(obj, type):
-        found = [attributes.lookup(obj, name) for name in ("__init__", "__new__", "__signature__")]
-        obj, source = found[0] and found[0][1], None
+        mro_entries = [
+            attributes.lookup(obj, name) for name in ("__init__", "__new__", "__signature__")
+        ]
+        obj, source = mro_entries[0] and mro_entries[0][1], None
     if isinstance(obj, types.FunctionType) and not attributes.is_immutable_module(obj.__module__):
         if source is None or isinstance(source, ConstSource):
             source = ProgramSource(WeakIdentity(obj))
@@ -99,15 +101,15 @@ def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
 def _made_of(function: types.FunctionType) -> list[object]:
     """Return what the signature of a function, and of one that it wraps, is made of."""
     held = (function.__kwdefaults__, function.__annotations__, function.__dict__)
-    pairs = [part for one in held for pair in (one or {}).items() for part in pair]
+    pairs = [obj for variables in held for pair in (variables or {}).items() for obj in pair]
     wrapped = function.__dict__.get("__wrapped__")
     inner = _made_of(wrapped) if isinstance(wrapped, types.FunctionType) else []
     return [function.__code__, *(function.__defaults__ or ()), *pairs, *inner]
 
 
-def _is_made_of(function: types.FunctionType, parts: list[object]) -> bool:
+def _is_made_of(function: types.FunctionType, objects: list[object]) -> bool:
     now = _made_of(function)
-    return len(now) == len(parts) and all(map(operator.is_, now, parts))
+    return len(now) == len(objects) and all(map(operator.is_, now, objects))
 
 
 # functools
@@ -173,9 +175,9 @@ def _math(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     special = f"__{function.__name__}__"
     if args and isinstance(args[0], UserObject) and args[0].has_special(special):
         return args[0].special(tx, special).tp_call(tx, [], {})
-    known = kwargs or all(arg.is_constant() for arg in args)
-    made = None if known else symbolic_scalars.by_python(tx, function, list(args))
-    return fold(tx, function, list(args), kwargs) if made is None else made
+    constant_args = kwargs or all(arg.is_constant() for arg in args)
+    result = None if constant_args else symbolic_scalars.by_python(tx, function, list(args))
+    return fold(tx, function, list(args), kwargs) if result is None else result
 
 
 @rule(math.prod)
@@ -200,8 +202,8 @@ def _finite(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Valu
         else arg.as_constant()
         for arg in args
     ]
-    known = {name: value.as_constant() for name, value in kwargs.items()}
-    rows = [tx.literal(row) for row in function(*real, **known)]
+    options = {name: value.as_constant() for name, value in kwargs.items()}
+    rows = [tx.literal(row) for row in function(*real, **options)]
     return ListedIterator(rows, function)
 
 
@@ -260,17 +262,17 @@ def _replayed(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
 
 @rule(types.SimpleNamespace)
 def _namespace(tx: Tracer, **members: Value) -> Value:
-    made = UserObject(types.SimpleNamespace)
-    made.attrs.update(members)
-    return made
+    namespace = UserObject(types.SimpleNamespace)
+    namespace.attrs.update(members)
+    return namespace
 
 
 @rule(typing.NewType)
-def _new_type(tx: Tracer, name: Value, kind: Value) -> Value:
-    made = typing.NewType(name.as_constant(), kind.as_constant())  # type: ignore[misc]
+def _new_type(tx: Tracer, name: Value, base: Value) -> Value:
+    new_type = typing.NewType(name.as_constant(), base.as_constant())  # type: ignore[misc]
     assert tx.frame is not None
-    made.__module__ = str(tx.frame.function.globals.get("__name__"))
-    return tx.const_object(made)
+    new_type.__module__ = str(tx.frame.function.globals.get("__name__"))
+    return tx.const_object(new_type)
 
 
 class DecimalValue(RuntimeValue):
@@ -304,12 +306,15 @@ EXACT[decimal.Decimal] = _wrap_decimal
 def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
     """A coroutine that never waits for the event loop needs none."""
     running = asyncio._get_running_loop()
-    coroutine = main if isinstance(main, GeneratorValue) and main.kind == "coroutine" else None
+    coroutine = main if isinstance(main, GeneratorValue) and main.type_name == "coroutine" else None
     if coroutine is None or debug is not NONE or running is not None:
         raise Break("async", "asyncio.run in a running loop, or with debug")
     tx.guard(CallSource(asyncio._get_running_loop, ()), "CONST", None)
     if coroutine.send(tx, NONE) is not None:
         raise Break("async", "asyncio.run of a coroutine that waits for the event loop")
-    if any(getattr(one, "kind", "") == ASYNC and one.started and one.frame for one in tx.watched):
+    if any(
+        getattr(watcher, "type_name", "") == ASYNC and watcher.started and watcher.frame
+        for watcher in tx.watched
+    ):
         raise Break("async", "asyncio.run that closes an asynchronous generator")
     return coroutine.returned or NONE

@@ -64,11 +64,11 @@ def text_of(tx: Tracer, value: Value, function: Function) -> str:
         Break: when the text depends on a tensor or on an object's address.
     """
     value = tx.force(value)
-    writer = next((w for kind, w in _WRITERS if isinstance(value, kind)), _plain_text)
+    writer = next((w for value_class, w in _WRITERS if isinstance(value, value_class)), _plain_text)
     active: list[Value] = _state.__dict__.setdefault("active", [])
     if not active and _inside_real_text():
         raise Break("string-conversion", "text that is a part of the text of a real container")
-    if any(one is value for one in active) and not isinstance(value, UserObject):
+    if any(current is value for current in active) and not isinstance(value, UserObject):
         if isinstance(value, DictValue) and value.cls is collections.defaultdict:
             return f"defaultdict({text_of(tx, value.default_factory, repr)}, {{...}})"
         return _INSIDE_ITSELF.get(value.python_type(), "...")
@@ -102,9 +102,9 @@ def _real_text(tx: Tracer, value: Any, function: Function) -> str:
         return str(value.tp_getattro(tx, name).tp_call(tx, [], {}).as_constant())
     if isinstance(value, SizeValue):
         return _plain_text(tx, value, function)
-    kind = value.owner if isinstance(value, DictView) else value
-    real = kind.build(lambda item: Proxy(tx, item))
-    return repr(getattr(real, value.kind)() if isinstance(value, DictView) else real)
+    container = value.owner if isinstance(value, DictView) else value
+    real = container.build(lambda item: Proxy(tx, item))
+    return repr(getattr(real, value.view_name)() if isinstance(value, DictView) else real)
 
 
 def _set_text(tx: Tracer, value: Any, function: Function) -> str:
@@ -126,8 +126,8 @@ def _own_text(tx: Tracer, value: Any, function: Function) -> Value | None:
         return None
     text: Value = value.special(tx, name).tp_call(tx, [], {})
     if not issubclass(text.python_type(), str):
-        found = text.python_type().__name__
-        tx.raise_(TypeError, f"{name} returned non-string (type {found})")
+        result_type = text.python_type().__name__
+        tx.raise_(TypeError, f"{name} returned non-string (type {result_type})")
     return text
 
 
@@ -179,15 +179,18 @@ def shown(tx: Tracer, value: Value) -> Any:
 def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     """Evaluate `text % right`."""
     base = getattr(right, "base", None)
-    items = next((one for one in (right, base) if isinstance(one, TupleValue | SizeValue)), None)
-    parts = [right] if items is None else items.unpack(tx)
-    if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in parts):
-        if "c" in (place[-1] for place in _PLACES.findall(text)):
+    items = next(
+        (candidate for candidate in (right, base) if isinstance(candidate, TupleValue | SizeValue)),
+        None,
+    )
+    operands = [right] if items is None else items.unpack(tx)
+    if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in operands):
+        if "c" in (conversion[-1] for conversion in _PLACES.findall(text)):
             raise Break("symbolic-number", "%c of a number that varies, which may fail")
         shows_objects = _OBJECTS.search(text) is not None
-        return _with_holes(tx, _interpolated, [constant(text)], parts, not shows_objects)
+        return _with_holes(tx, _interpolated, [constant(text)], operands, not shows_objects)
     if items is not None:
-        operand: Any = tuple(shown(tx, part) for part in parts)
+        operand: Any = tuple(shown(tx, value) for value in operands)
     elif isinstance(right, DictValue):
         operand = right.build(lambda item: shown(tx, item))
     else:
@@ -205,13 +208,15 @@ def _mod(tx: Tracer, self: Constant, right: Value) -> Value:
 @method(Constant, "format")
 def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
     text: Any = self.value
-    if any(isinstance(tx.force(part), HOLES) for part in (*args, *kwargs.values())):
+    if any(isinstance(tx.force(arg), HOLES) for arg in (*args, *kwargs.values())):
         head = [self, constant(len(args)), constant(tuple(kwargs))]
         return _with_holes(tx, _filled, head, [*args, *kwargs.values()], "!" not in text)
     real = [shown(tx, arg) for arg in args]
     words = {name: shown(tx, value) for name, value in kwargs.items()}
     pairs = zip((*args, *kwargs.values()), (*real, *words.values()), strict=True)
-    if _PARTS.search(text) and any(type(one) is not arg.python_type() for arg, one in pairs):
+    if _PARTS.search(text) and any(
+        type(shown_arg) is not arg.python_type() for arg, shown_arg in pairs
+    ):
         raise Break("string-conversion", "attributes or items in the fields of a format")
     return constant(real_call(tx, text.format, *real, **words))
 
@@ -234,7 +239,7 @@ def _with_holes(
     tx: Tracer,
     function: Callable[..., str],
     head: Sequence[Value],
-    given: list[Value],
+    arguments: list[Value],
     numbers: bool,
 ) -> Value:
     """Leave formatting for later; `numbers`: of a tensor of one number it shows no more than that.
@@ -242,15 +247,17 @@ def _with_holes(
     Raises:
         Break: for a part that is neither a hole nor data, or that does not fit its place.
     """
-    forced = [tx.force(part) for part in given]
-    parts = [part if isinstance(part, HOLES) else constant(part.data(tx)) for part in forced]
+    forced = [tx.force(arg) for arg in arguments]
+    operands = [
+        operand if isinstance(operand, HOLES) else constant(operand.data(tx)) for operand in forced
+    ]
     try:
-        function(*(part.as_constant() for part in head), *map(_example, parts))
+        function(*(operand.as_constant() for operand in head), *map(_example, operands))
     except Exception as error:
         raise Break("builtin-error", str(error)) from None
-    tensors = [part for part in parts if isinstance(part, TensorValue)]
+    tensors = [operand for operand in operands if isinstance(operand, TensorValue)]
     return TextValue(
-        tx, function, [*head, *parts], number=numbers and all(map(_is_number, tensors))
+        tx, function, [*head, *operands], number=numbers and all(map(_is_number, tensors))
     )
 
 
@@ -258,36 +265,38 @@ def _is_number(tensor: TensorValue) -> bool:
     return tensor.cls is torch.Tensor and tensor.fake.dim() == 0
 
 
-def _example(part: Value) -> Any:
+def _example(operand: Value) -> Any:
     """Return an object that takes the same formats as what a part stands for."""
-    if isinstance(part, TensorValue):
-        number = 0.0 if part.fake.dtype.is_floating_point else 0
-        return number if _is_number(part) else object()
-    if isinstance(part, SymValue | TextValue):
-        return part.python_type()()
-    return part.hint if isinstance(part, SymFloatValue | RuntimeValue) else part.as_constant()
+    if isinstance(operand, TensorValue):
+        number = 0.0 if operand.fake.dtype.is_floating_point else 0
+        return number if _is_number(operand) else object()
+    if isinstance(operand, SymValue | TextValue):
+        return operand.python_type()()
+    return (
+        operand.hint if isinstance(operand, SymFloatValue | RuntimeValue) else operand.as_constant()
+    )
 
 
 @method(Constant, "join")
 def _str_join(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
     """Join strings of which some are known only while the program runs."""
-    given = list(args)
-    if isinstance(self.value, str) and given and not given[0].is_constant():
-        parts = [tx.force(part) for part in listed(tx, given[0])]
-        if len(given) == 1 and all(part.python_type() is str for part in parts):
-            return join_texts(tx, [one for part in parts for one in (self, part)][1:])
-        given[0] = tx.tuple_of(parts)
-    return self.call_method_fallback(tx, "join", given, kwargs)
+    arguments = list(args)
+    if isinstance(self.value, str) and arguments and not arguments[0].is_constant():
+        texts = [tx.force(text) for text in listed(tx, arguments[0])]
+        if len(arguments) == 1 and all(text.python_type() is str for text in texts):
+            return join_texts(tx, [piece for text in texts for piece in (self, text)][1:])
+        arguments[0] = tx.tuple_of(texts)
+    return self.call_method_fallback(tx, "join", arguments, kwargs)
 
 
 @rule(format)
 def _format(tx: Tracer, value: Value, spec: Value = Constant("")) -> Value:  # noqa: B008
     if isinstance(value, UserObject):
         if value.has_special("__format__"):
-            made = value.special(tx, "__format__").tp_call(tx, [spec], {})
-            if not issubclass(kind := made.python_type(), str):
-                tx.raise_(TypeError, f"__format__ must return a str, not {kind.__name__}")
-            return made
+            result = value.special(tx, "__format__").tp_call(tx, [spec], {})
+            if not issubclass(result_type := result.python_type(), str):
+                tx.raise_(TypeError, f"__format__ must return a str, not {result_type.__name__}")
+            return result
         if value.base is None and spec.as_constant() == "":
             return _own_text(tx, value, str) or constant(text_of(tx, value, str))
         if value.base is None:

@@ -25,31 +25,31 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     wanted = _classes(tx, classes)
     if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), wanted):
         value = value.target(tx)  # whose `__class__` it shows
-    kind = value.python_type()
+    cls = value.python_type()
     if isinstance(value, Constant):
         return constant(real_call(tx, isinstance, value.value, wanted))
-    known = any(_has_class(tx, value, kind, one) for one in wanted)
-    if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
+    result = any(_has_class(tx, value, cls, candidate) for candidate in wanted)
+    if not result and isinstance(value, UserObject | TensorValue) and issubclass(cls, torch.Tensor):
         for marked, name in _MARKS.items():
             mark = value.own_attribute(tx, name) if marked in wanted else None
             if mark is not None and mark.nb_bool(tx):
                 return TRUE
-    if not known and isinstance(value, UserObject) and kind is torch.TypedStorage:
-        if any(type(one) is type(torch.FloatStorage) for one in wanted):
+    if not result and isinstance(value, UserObject) and cls is torch.TypedStorage:
+        if any(type(candidate) is type(torch.FloatStorage) for candidate in wanted):
             raise Break("unsupported-tensor", "the dtype of a storage")
-    typed = tuple(one for one in wanted if type(one) is _TYPED)
-    if typed and not known and issubclass(kind, torch.Tensor):
+    typed = tuple(candidate for candidate in wanted if type(candidate) is _TYPED)
+    if typed and not result and issubclass(cls, torch.Tensor):
         plain = value.base if isinstance(value, UserObject) else value
         if not isinstance(plain, TensorValue):
             raise Break("unsupported-tensor", "what a tensor that is not in the graph holds")
-        known = isinstance(plain.fake, typed)
-    return constant(known)
+        result = isinstance(plain.fake, typed)
+    return constant(result)
 
 
-def _has_class(tx: Tracer, value: Value, kind: type, wanted: type) -> bool:
-    if isinstance(wanted, abc.ABCMeta) and kind is not wanted:  # which asks for `__class__` first
-        return _claims(tx, value, wanted) or _subclass(tx, kind, (wanted,))
-    return _subclass(tx, kind, (wanted,)) or _claims(tx, value, wanted)
+def _has_class(tx: Tracer, value: Value, cls: type, wanted: type) -> bool:
+    if isinstance(wanted, abc.ABCMeta) and cls is not wanted:  # which asks for `__class__` first
+        return _claims(tx, value, wanted) or _subclass(tx, cls, (wanted,))
+    return _subclass(tx, cls, (wanted,)) or _claims(tx, value, wanted)
 
 
 def _claims(tx: Tracer, value: Value, wanted: type) -> bool:
@@ -75,40 +75,44 @@ _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 
 
 @rule(issubclass)
-def _issubclass(tx: Tracer, kind: Value, classes: Value) -> Value:
-    return constant(_subclass(tx, kind.as_constant(), _classes(tx, classes)))
+def _issubclass(tx: Tracer, cls: Value, classes: Value) -> Value:
+    return constant(_subclass(tx, cls.as_constant(), _classes(tx, classes)))
 
 
 def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     if isinstance(classes, TupleValue):
-        return tuple(one for item in classes.items for one in _classes(tx, item))
+        return tuple(candidate for item in classes.items for candidate in _classes(tx, item))
     try:
-        known = classes.as_constant()
+        class_info = classes.as_constant()
     except NotConstant:
         raise Break("constant-required", f"isinstance with {classes.describe()}") from None
-    union = type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
-    found = getattr(known, "__args__", known) if union else (known,)
+    union = type(class_info).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
+    candidates = getattr(class_info, "__args__", class_info) if union else (class_info,)
     names = ("__instancecheck__", "__subclasscheck__")
-    hooks = [lookup(type(one), name) for one in found for name in names]
+    hooks = [lookup(type(candidate), name) for candidate in candidates for name in names]
     look = any(hook is not None and hook[0].__module__ in _LOOKING for hook in hooks)
-    hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
-    look |= not all(isinstance(one, type) for one in found)
+    hooks += [
+        lookup(candidate, "__subclasshook__")
+        for candidate in candidates
+        if isinstance(candidate, type)
+    ]
+    look |= not all(isinstance(candidate, type) for candidate in candidates)
     if look or any(hook is not None and is_user_code(hook) for hook in hooks):
         raise Break("special-method", "a class that says itself what its instances are")
-    return tuple(found)
+    return tuple(candidates)
 
 
 _LOOKING = ("ast", "collections.abc")
 """Modules of metaclasses of their own that look at the instance, or warn."""
 
 
-def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:
-    for one in wanted:
-        known: bool = real_call(tx, issubclass, kind, one)
-        if isinstance(one, abc.ABCMeta) and not is_fixed(kind):  # it may be registered later
-            pair = (ProgramSource(WeakIdentity(kind)), ProgramSource(WeakIdentity(one)))
-            tx.guard(CallSource(issubclass, pair), "CONST", known)
-        if known:
+def _subclass(tx: Tracer, cls: type, wanted: tuple[type, ...]) -> bool:
+    for candidate in wanted:
+        result: bool = real_call(tx, issubclass, cls, candidate)
+        if isinstance(candidate, abc.ABCMeta) and not is_fixed(cls):  # it may be registered later
+            pair = (ProgramSource(WeakIdentity(cls)), ProgramSource(WeakIdentity(candidate)))
+            tx.guard(CallSource(issubclass, pair), "CONST", result)
+        if result:
             return True
     return False
 
@@ -119,9 +123,9 @@ def converted(tx: Tracer, obj: UserObject, name: str, wanted: type = int) -> Val
     Raises:
         Break: when it gives an instance of another class, which warns or fails.
     """
-    made = obj.call_method(tx, name, [], {})
-    if made.python_type() is not (int if name == "__index__" else wanted):
-        raise Break("builtin-error", f"{name} that gives a {made.python_type().__name__}")
+    result = obj.call_method(tx, name, [], {})
+    if result.python_type() is not (int if name == "__index__" else wanted):
+        raise Break("builtin-error", f"{name} that gives a {result.python_type().__name__}")
     if wanted is float and name == "__index__":
-        return tx.const_object(float).tp_call(tx, [made], {})
-    return made
+        return tx.const_object(float).tp_call(tx, [result], {})
+    return result

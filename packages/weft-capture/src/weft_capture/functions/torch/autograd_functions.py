@@ -33,9 +33,9 @@ def _apply(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     assert isinstance(cls, ClassValue)
     if kwargs:
         raise Break("unsupported-arguments", f"{cls.obj.__name__}.apply with keyword arguments")
-    given = [tx.force(arg) for arg in args]
-    _rehearse(tx, cls, given)
-    return tx.graph.emit("call_function", _node_target(cls.obj), given, {})
+    arguments = [tx.force(arg) for arg in args]
+    _rehearse(tx, cls, arguments)
+    return tx.graph.emit("call_function", _node_target(cls.obj), arguments, {})
 
 
 def _node_target(cls: Any) -> Callable[..., Any]:

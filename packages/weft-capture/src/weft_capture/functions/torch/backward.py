@@ -50,10 +50,12 @@ def _backward(
             raise _refused(reason)
     leaves = [_leaf(tx, variable) for variable in variables]
     before = [leaf.tp_getattro(tx, "grad") for leaf in leaves]
-    given = {leaf.source: leaf.real for leaf in leaves if leaf.source and leaf.real is not None}
-    if not is_unobserved(*given.values()):
+    leaf_tensors = {
+        leaf.source: leaf.real for leaf in leaves if leaf.source and leaf.real is not None
+    }
+    if not is_unobserved(*leaf_tensors.values()):
         raise _refused("that somebody listens to")
-    tx.guard(CallSource(is_unobserved, tuple(given)), "CONST", True)
+    tx.guard(CallSource(is_unobserved, tuple(leaf_tensors)), "CONST", True)
     grads = _gradients(tx, roots, seeds, leaves)
     for leaf, old, grad in zip(leaves, before, grads, strict=True):
         if isinstance(grad, TensorValue):
@@ -67,12 +69,12 @@ def _refused(why: str) -> Break:
     return Break("inner-backward", f"a backward pass inside the captured program {why}")
 
 
-def _tensors(tx: Tracer, given: Value) -> list[Any]:
-    values = [given] if isinstance(given, TensorValue) else given.unpack(tx)
-    found = [tx.force(value) for value in values]
-    if not all(isinstance(value, TensorValue) for value in found):
+def _tensors(tx: Tracer, tensors: Value) -> list[Any]:
+    values = [tensors] if isinstance(tensors, TensorValue) else tensors.unpack(tx)
+    forced = [tx.force(value) for value in values]
+    if not all(isinstance(value, TensorValue) for value in forced):
         raise _refused("of what is no tensor")
-    return found
+    return forced
 
 
 # ---- what a backward pass meets
@@ -107,8 +109,8 @@ def _in_the_way(tx: Tracer, nodes: set[Any]) -> Iterator[tuple[str, object]]:
 
 def _leaf(tx: Tracer, variable: torch.Tensor) -> TensorValue:
     leaf = tx.graph.value_of(variable)
-    known = leaf is not None and (leaf.real is not None or leaf.is_new_leaf())
-    if leaf is None or not known or leaf.owner is not None or leaf.fake is not variable:
+    supported = leaf is not None and (leaf.real is not None or leaf.is_new_leaf())
+    if leaf is None or not supported or leaf.owner is not None or leaf.fake is not variable:
         raise _refused("past the inputs of the graph")
     return leaf
 
@@ -171,13 +173,13 @@ def _gradients(
         tx.journal.forget()  # the fakes' histories cannot be given back, and `leaving` asks them
     try:
         with torch.autograd.set_multithreading_enabled(False):
-            found = torch.autograd.grad(
+            grads = torch.autograd.grad(
                 [root.fake for root in roots], fakes, [seed and seed.fake for seed in seeds],
                 allow_unused=True,
             )  # fmt: skip
     except RuntimeError as error:
         raise Break("operator-error", f"backward: {str(error)[:300]}") from error
-    for grad in found:
+    for grad in grads:
         if grad is not None and grad.layout is not torch.strided:
             raise _refused("with sparse gradients")
     args = (
@@ -185,29 +187,29 @@ def _gradients(
         [leaf.graph_arg() for leaf in leaves],
         [seed and seed.graph_arg() for seed in seeds],
     )
-    node = tx.graph.node("call_function", torch.autograd.grad, args, {"allow_unused": True}, found)
-    return tx.graph.result(node, found).unpack(tx)
+    node = tx.graph.node("call_function", torch.autograd.grad, args, {"allow_unused": True}, grads)
+    return tx.graph.result(node, grads).unpack(tx)
 
 
 def _accumulate(tx: Tracer, leaf: TensorValue, old: Value, grad: TensorValue, shared: bool) -> None:
     """Do what the engine does at a leaf; `shared` memory of a gradient is not for one alone."""
-    wanted, given = leaf.fake, grad.fake
+    wanted, incoming = leaf.fake, grad.fake
     if old is not NONE:
         assert isinstance(old, TensorValue)
-        alike = (old.fake.shape, old.fake.dtype) == (given.shape, given.dtype)
+        alike = (old.fake.shape, old.fake.dtype) == (incoming.shape, incoming.dtype)
         if not alike or old.fake.requires_grad or old.owner is not None:
             raise _refused("where .grad is not what the engine would have put there")
         old.call_method(tx, "add_", [grad], {})
         return
     is_dense = torch.empty_like(wanted).stride() == wanted.stride()
-    strides = tuple((wanted if is_dense else given.new_empty(given.shape)).stride())
-    pairs = zip(given.shape, given.stride(), strides, strict=True)
+    strides = tuple((wanted if is_dense else incoming.new_empty(incoming.shape)).stride())
+    pairs = zip(incoming.shape, incoming.stride(), strides, strict=True)
     if any(n != 1 and a != b for n, a, b in pairs) or shared:
-        kind: Kwargs = {"dtype": constant(given.dtype), "device": constant(given.device)}
+        options: Kwargs = {"dtype": constant(incoming.dtype), "device": constant(incoming.device)}
         if not is_dense:
-            kind["memory_format"] = constant(torch.contiguous_format)
+            options["memory_format"] = constant(torch.contiguous_format)
         like = leaf if is_dense else grad
-        laid_out = tx.graph.emit("call_function", torch.empty_like, [like], kind)
+        laid_out = tx.graph.emit("call_function", torch.empty_like, [like], options)
         leaf.store(tx, "grad", laid_out.call_method(tx, "copy_", [grad], {}))
     else:
         leaf.store(tx, "grad", grad)
@@ -267,5 +269,5 @@ def _with_ended_history(tensor: torch.Tensor, text: str) -> torch.Tensor:
     """Return a tensor that requires grad, and whose backward raises `text`."""
     with torch.enable_grad():
         start = torch.empty(0, requires_grad=True)
-        made: torch.Tensor = _Ended.apply(tensor, start, text)  # type: ignore[no-untyped-call]
-    return made
+        result: torch.Tensor = _Ended.apply(tensor, start, text)  # type: ignore[no-untyped-call]
+    return result

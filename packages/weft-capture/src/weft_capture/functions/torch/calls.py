@@ -49,10 +49,10 @@ def _size(tx: Tracer, items: Value | None = None) -> Value:
     return SizeValue([] if items is None else items.unpack(tx))
 
 
-def _always(known: Value, *functions: object) -> None:
+def _always(result: Value, *functions: object) -> None:
     @rule(*functions)
     def answer(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        return known
+        return result
 
 
 _no = functools.partial(_always, FALSE)
@@ -119,7 +119,7 @@ def _reads_data(tx: Tracer, value: Value) -> Value:
         sizes = (*value.fake.shape, *value.fake.stride(), value.fake.storage_offset())
         return constant(any(isinstance(n, torch.SymInt) and is_data(n) for n in sizes))
     if isinstance(value, SequenceValue):
-        return TRUE if any(_reads_data(tx, one) is TRUE for one in value.items) else FALSE
+        return TRUE if any(_reads_data(tx, item) is TRUE for item in value.items) else FALSE
     return constant(isinstance(value, SymValue) and value.is_data())
 
 
@@ -134,8 +134,8 @@ def _check(tx: Tracer, condition: Value, message: Value = NONE) -> Value:
     if isinstance(condition, TensorValue):
         raise Break("data-dependent-value", "torch._check on a tensor")
     if isinstance(condition, SymValue) and condition.is_data():
-        given = _FAILED if message is NONE else message.tp_call(tx, [], {}).as_constant()
-        return tx.graph.emit("call_function", ASSERT, [condition, constant(str(given))], {})
+        reason = _FAILED if message is NONE else message.tp_call(tx, [], {}).as_constant()
+        return tx.graph.emit("call_function", ASSERT, [condition, constant(str(reason))], {})
     if not condition.nb_bool(tx):
         text = "Expected cond to be True" if message is NONE else message.tp_call(tx, [], {})
         tx.raise_(RuntimeError, text if isinstance(text, str) else text.as_constant())
@@ -155,16 +155,16 @@ DATA_VALUES: set[type[Value]] = set()
 
 
 @rule_of_each(*_LEGACY)
-def _legacy(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+def _legacy(tensor_type: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     """Make a tensor of a sequence or an array, or an uninitialised one of a size."""
     plain = not kwargs and torch._C._get_default_device() == "cpu"
-    dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
+    dtype = torch.get_default_dtype() if tensor_type is torch.Tensor else tensor_type.dtype
     how: Kwargs = {"dtype": constant(dtype), "device": constant("cpu")}
     if plain and len(args) == 1 and (type(args[0]) in DATA_VALUES or _is_data(args[0])):
         return tx.call_builtin(torch.tensor, list(args), how)
     if plain and all(arg.python_type() is int for arg in args):
         return tx.call_builtin(torch.empty, list(args) or [constant(0)], how)
-    raise Break("object-creation", f"making a {kind.__qualname__}")
+    raise Break("object-creation", f"making a {tensor_type.__qualname__}")
 
 
 def _is_data(value: Value) -> bool:

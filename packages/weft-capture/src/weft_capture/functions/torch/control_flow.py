@@ -42,7 +42,7 @@ class _Branch:
     """
 
     name: str
-    made: list[Node]
+    nodes: list[Node]
     leaves: list[Value]
     spec: pytree.TreeSpec
 
@@ -62,8 +62,8 @@ class _Branch:
         Raises:
             Break: when they are not.
         """
-        kinds = [_kind(leaf) for leaf in leaves]
-        if spec != self.spec or kinds != [_kind(leaf) for leaf in self.leaves]:
+        leaf_kinds = [_kind(leaf) for leaf in leaves]
+        if spec != self.spec or leaf_kinds != [_kind(leaf) for leaf in self.leaves]:
             raise Break("higher-order-op", f"results of {self.name} that differ in structure")
 
 
@@ -85,7 +85,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
         raise Break("higher-order-op", f"{name} in such a graph")
     old = list(graph.tensors())
     versions, written = [version_of(value.fake) for value in old], graph.writes()
-    with isolated(tx, name) as made, engine.kept_inside(tx):
+    with isolated(tx, name) as nodes, engine.kept_inside(tx):
         result = function.tp_call(tx, list(args), {})
         leaves, spec = pytree.tree_flatten(real_tree(tx, result, None))
         inside = {id(value) for value in graph.tensors()} - set(map(id, old))
@@ -101,13 +101,13 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
                     leaves[index] = leaf.call_method(tx, "clone", [], {})
     if versions != [version_of(value.fake) for value in old] or graph.writes() != written:
         raise Break("higher-order-op", f"{name} writes to a tensor from outside")
-    return _Branch(name, made, leaves, spec)
+    return _Branch(name, nodes, leaves, spec)
 
 
-def _shares(one: TensorValue, other: Value) -> bool:
+def _shares(tensor: TensorValue, other: Value) -> bool:
     if not isinstance(other, TensorValue):
         return False
-    return bool(one.fake.untyped_storage()._cdata == other.fake.untyped_storage()._cdata)
+    return bool(tensor.fake.untyped_storage()._cdata == other.fake.untyped_storage()._cdata)
 
 
 def _emit(
@@ -115,24 +115,24 @@ def _emit(
 ) -> list[Value]:
     """Move the branches into submodules, and add the node that calls one or the other."""
     graph = tx.graph
-    used = [n for b in branches for node in b.made for n in node.all_input_nodes]
-    inside = {node for branch in branches for node in branch.made}
+    used = [n for b in branches for node in b.nodes for n in node.all_input_nodes]
+    inside = {node for branch in branches for node in branch.nodes}
     outer = [*used, *(node for branch in branches for node in branch.outputs)]
     free = list(dict.fromkeys(n for n in outer if n not in inside and n not in carried))
     operands = carried + free
     modules = [
-        copy_nodes(graph.root, branch.made, branch.outputs, operands) for branch in branches
+        copy_nodes(graph.root, branch.nodes, branch.outputs, operands) for branch in branches
     ]
     for branch in branches:
-        for node in reversed(branch.made):
+        for node in reversed(branch.nodes):
             graph.discard(node)
     lists = (carried, free) if carried else (operands,)
     examples = [[node.meta["example_value"] for node in nodes] for nodes in lists]
-    found = target(*(value.fake for value in first), *modules, *examples)
+    outputs = target(*(value.fake for value in first), *modules, *examples)
     names = [graph.submodule(module) for module in modules]
     nodes = (*(value.node for value in first), *names, *map(tuple, lists))
-    result = graph.node("call_function", target, nodes, {}, found)
-    return graph.result(result, found).unpack(tx)
+    result = graph.node("call_function", target, nodes, {}, outputs)
+    return graph.result(result, outputs).unpack(tx)
 
 
 def _rebuilt(tx: Tracer, branch: _Branch, tensors: Sequence[Value]) -> Value:
@@ -192,9 +192,9 @@ def scan_rows(f: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs:
     """Carry values over the rows of tensors: the last ones, and the stacked results of each."""
     carry, outs = list(init), []
     for row in zip(*xs, strict=True):
-        found = list(f(*carry, *row, *additional_inputs))
-        carry = found[: len(carry)]
-        outs.append(found[len(carry) :])
+        outputs = list(f(*carry, *row, *additional_inputs))
+        carry = outputs[: len(carry)]
+        outs.append(outputs[len(carry) :])
     return (*carry, *(_stacked(column) for column in zip(*outs, strict=True)))
 
 

@@ -114,11 +114,11 @@ def _parameter(tx: Tracer, data: Value = NONE, requires_grad: Value = TRUE) -> V
     data = tx.builtin(torch.empty, constant(0)) if data is NONE else data
     if type(data) is not TensorValue or tx.transforms:
         raise Break("autograd-state", "torch.nn.Parameter")
-    made = data.call_method(tx, "detach", [], {})
-    assert isinstance(made, TensorValue)
-    made.cls = torch.nn.Parameter
-    tx.graph.made_at[made.node] = tx.steps.now
-    return made.call_method(tx, "requires_grad_", [requires_grad], {})
+    parameter = data.call_method(tx, "detach", [], {})
+    assert isinstance(parameter, TensorValue)
+    parameter.cls = torch.nn.Parameter
+    tx.graph.made_at[parameter.node] = tx.steps.now
+    return parameter.call_method(tx, "requires_grad_", [requires_grad], {})
 
 
 @method(TensorValue, "detach_")

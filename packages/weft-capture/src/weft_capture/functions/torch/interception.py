@@ -52,12 +52,12 @@ _METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type(torch.nn.Buff
 _WITHOUT_DATA = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
 
-def has_handler(kind: type) -> bool:
+def has_handler(cls: type) -> bool:
     """Say whether tensors of a class are plain but for a `__torch_function__`."""
-    if not issubclass(kind, torch.Tensor) or kind is torch.Tensor or kind in MADE:
+    if not issubclass(cls, torch.Tensor) or cls is torch.Tensor or cls in MADE:
         return False
-    plain = type(kind) in _METACLASSES and not issubclass(kind, _WITHOUT_DATA)
-    handler, dispatch = (attributes.lookup(kind, n) for n in (_HANDLER, "__torch_dispatch__"))
+    plain = type(cls) in _METACLASSES and not issubclass(cls, _WITHOUT_DATA)
+    handler, dispatch = (attributes.lookup(cls, n) for n in (_HANDLER, "__torch_dispatch__"))
     assert handler is not None and dispatch is not None
     handles = handler[1] is not torch._C._disabled_torch_function_impl
     return plain and handles and dispatch[1] is vars(torch.Tensor)["__torch_dispatch__"]
@@ -86,9 +86,14 @@ class OverridingTensor(UserObject):
         raise Break("data-dependent-branch", "truth of a tensor")
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        found = attributes.lookup(self.cls, name)
+        mro_entry = attributes.lookup(self.cls, name)
         own = self.has_special("__getattribute__")
-        if own or name not in READERS or found is None or found[0] is not torch._C.TensorBase:
+        if (
+            own
+            or name not in READERS
+            or mro_entry is None
+            or mro_entry[0] is not torch._C.TensorBase
+        ):
             return super().tp_getattro(tx, name)
         result = tx.overrides.dispatch(getattr, [self, constant(name)], {})
         if result is not None:
@@ -107,24 +112,24 @@ class OverridingTensor(UserObject):
         return tx.overrides.evaluate(getattr(torch.Tensor, name), [self, *args], kwargs, plainly)
 
 
-def retyped(tx: Tracer, kind: Any, tensor: Value, detached: bool = False) -> Value:
+def retyped(tx: Tracer, cls: Any, tensor: Value, detached: bool = False) -> Value:
     """Return a tensor of a class on the memory of another.
 
     Raises:
         Break: for a class that does more than handle functions.
     """
     base = _plain(tx, tensor)
-    if not isinstance(base, TensorValue) or not (kind is torch.Tensor or has_handler(kind)):
-        raise Break("tensor-subclass", f"making a {kind.__qualname__}")
-    _check_no_finalizer(kind)
+    if not isinstance(base, TensorValue) or not (cls is torch.Tensor or has_handler(cls)):
+        raise Break("tensor-subclass", f"making a {cls.__qualname__}")
+    _check_no_finalizer(cls)
     alias = torch.ops.aten.detach.default if detached else torch.ops.aten.alias.default
-    made = tx.graph.emit_plain("call_function", alias, [base], {})
-    return made if kind is torch.Tensor else OverridingTensor(kind, made)
+    result = tx.graph.emit_plain("call_function", alias, [base], {})
+    return result if cls is torch.Tensor else OverridingTensor(cls, result)
 
 
-def _check_no_finalizer(kind: Any) -> None:
-    if attributes.lookup(kind, "__del__") is not None:
-        raise Break("finalizer", f"making a {kind.__qualname__}, which has a __del__")
+def _check_no_finalizer(cls: Any) -> None:
+    if attributes.lookup(cls, "__del__") is not None:
+        raise Break("finalizer", f"making a {cls.__qualname__}, which has a __del__")
 
 
 def _is_overriding(value: Value, depth: int = 0) -> bool:
@@ -188,7 +193,7 @@ class Overrides(MutableValue):
     @property
     def modes(self) -> tuple[Value, ...]:
         """The function modes, if any of them does more than to choose a device."""
-        devices = all(one.python_type() is DeviceContext for one in self.stack)
+        devices = all(mode.python_type() is DeviceContext for mode in self.stack)
         return () if devices else self.stack
 
     def open(self, level: int, stack: tuple[Value, ...]) -> None:
@@ -263,13 +268,13 @@ class Overrides(MutableValue):
         plainly: Callable[[list[Value], Kwargs], Value],
     ) -> Value:  # fmt: skip
         """Do a function with plain tensors in the places of those with handlers."""
-        given = [_plain(self.tx, one) for one in args]
-        words = {name: _plain(self.tx, one) for name, one in kwargs.items()}
-        changed = [one for one in args if not any(one is other for other in given)]
+        arguments = [_plain(self.tx, arg) for arg in args]
+        words = {name: _plain(self.tx, value) for name, value in kwargs.items()}
+        changed = [arg for arg in args if not any(arg is other for other in arguments)]
         name = getattr(function, "__name__", "")
         if (changed and name in _OF_THE_OBJECT) or words.get("out") is not kwargs.get("out"):
             raise Break("torch-function", f"{name} on the object of a tensor subclass")
-        result = plainly(given, words)
+        result = plainly(arguments, words)
         return (isinstance(result, TensorValue) and result.owner) or result
 
     def dispatch(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value | None:
@@ -281,17 +286,17 @@ class Overrides(MutableValue):
         if not self.concern(args, kwargs):
             return None
         tx, listener = self.tx, _Listener()
-        known: dict[int, tuple[Any, Value]] = {}
+        by_id: dict[int, tuple[Any, Value]] = {}
 
         def stand_in(value: Value) -> Any:
-            made = _example(value)
-            known.setdefault(id(made), (made, value))
-            return made
+            example = _example(value)
+            by_id.setdefault(id(example), (example, value))
+            return example
 
         def value_of(obj: Any) -> Value:
-            if isinstance(obj, torch.Tensor | _Listener) and id(obj) not in known:
+            if isinstance(obj, torch.Tensor | _Listener) and id(obj) not in by_id:
                 raise Break("torch-function", "a tensor made on the way to a handler")
-            return known[id(obj)][1] if id(obj) in known else tx.literal(obj)
+            return by_id[id(obj)][1] if id(obj) in by_id else tx.literal(obj)
 
         trees = [real_tree(tx, arg, None) for arg in args]
         named = {name: real_tree(tx, arg, None) for name, arg in kwargs.items()}
@@ -299,39 +304,39 @@ class Overrides(MutableValue):
             torch._C.DisableTorchFunctionSubclass if self.level else contextlib.nullcontext
         )
         with unset_fake_temporarily(), classes_off():
-            given, words = pytree.tree_map(stand_in, (trees, named))
+            arguments, words = pytree.tree_map(stand_in, (trees, named))
             try:
                 with listener:
-                    result = function(*given, **words)
+                    result = function(*arguments, **words)
             except Exception as error:
                 raise Break("operator-error", str(error)[:300]) from None
         if not listener.calls:
             return None
-        func, kinds, rest = listener.calls[0]
+        func, classes, rest = listener.calls[0]
         silent = result is None and func.__name__ in _SILENT
         if len(listener.calls) != 1 or not (result is listener or silent):
             raise Break("torch-function", f"handlers of functions inside of {function}")
-        values = [tree_value(tx, pytree.tree_map(value_of, one)) for one in rest]
-        return self.ask(tx.const_object(func), kinds, values)
+        values = [tree_value(tx, pytree.tree_map(value_of, tree)) for tree in rest]
+        return self.ask(tx.const_object(func), classes, values)
 
-    def ask(self, func: Value, kinds: list[type], rest: list[Value]) -> Value:
+    def ask(self, func: Value, classes: list[type], rest: list[Value]) -> Value:
         """Call the handler of the innermost mode, else those of classes, as torch does."""
         tx, stack = self.tx, self.stack
-        given = [func, TupleValue([tx.const_object(kind) for kind in kinds]), *rest]
+        arguments = [func, TupleValue([tx.const_object(cls) for cls in classes]), *rest]
         if stack:
             self.stack = stack[:-1]
             try:
-                result = stack[-1].call_method(tx, _HANDLER, given, {})
+                result = stack[-1].call_method(tx, _HANDLER, arguments, {})
             finally:
                 self.stack = stack
             if _declined(result):
                 raise Break("operator-error", "a function mode that does not know a function")
             return result
-        for kind in kinds:
-            found = attributes.lookup(kind, _HANDLER)
-            if found is None or not isinstance(found[1], classmethod | staticmethod):
+        for cls in classes:
+            mro_entry = attributes.lookup(cls, _HANDLER)
+            if mro_entry is None or not isinstance(mro_entry[1], classmethod | staticmethod):
                 raise Break("torch-function", "a __torch_function__ that is no classmethod")
-            result = tx.const_object(kind).tp_getattro(tx, _HANDLER).tp_call(tx, given, {})
+            result = tx.const_object(cls).tp_getattro(tx, _HANDLER).tp_call(tx, arguments, {})
             if not _declined(result):
                 return result
         raise Break("operator-error", f"no handler for {func.describe()}")
@@ -352,9 +357,9 @@ def _example(value: Value) -> Any:
         return value.hint + 0.0 if isinstance(value, SymFloatValue) else value.example()
     if isinstance(value, TensorValue) and type(value) is not TensorValue:
         raise Break("torch-function", f"a {value.describe()} under handlers of the program")
-    fake, kind = value.example(), value.python_type()
-    _check_no_finalizer(kind)
-    return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(kind)
+    fake, cls = value.example(), value.python_type()
+    _check_no_finalizer(cls)
+    return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(cls)
 
 
 def _declined(result: Value) -> bool:

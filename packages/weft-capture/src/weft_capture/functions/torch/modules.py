@@ -21,11 +21,11 @@ def _module_getattr(tx: Tracer, function: Value, args: list[Value], kwargs: Kwar
     owner, name = args
     if not isinstance(owner, ModuleValue) or owner.source is None:
         return None
-    found = attributes.module_member(tx, owner, name.as_constant())
-    if found is None:
+    member = attributes.module_member(tx, owner, name.as_constant())
+    if member is None:
         text = f"'{owner.cls.__name__}' object has no attribute '{name.as_constant()}'"
         tx.raise_(AttributeError, text)
-    return found
+    return member
 
 
 code_rule(torch.nn.Module.__getattr__.__code__)(_module_getattr)

@@ -56,11 +56,11 @@ def _unwrapped(tx: Tracer) -> Value:
 def _handle(
     tx: Tracer, public_api: Value, relevant_args: Value, *args: Value, **kwargs: Value
 ) -> Value:
-    given = [tx.force(one) for one in relevant_args.unpack(tx)]
-    owners = overrides._get_overloaded_args(given, lambda value: value.python_type())
+    arguments = [tx.force(arg) for arg in relevant_args.unpack(tx)]
+    owners = overrides._get_overloaded_args(arguments, lambda value: value.python_type())
     words = DictValue([(constant(name), value) for name, value in kwargs.items()])
-    kinds = [one.python_type() for one in owners]
-    return tx.overrides.ask(public_api, kinds, [tx.tuple_of(args), words])
+    classes = [owner.python_type() for owner in owners]
+    return tx.overrides.ask(public_api, classes, [tx.tuple_of(args), words])
 
 
 @rule(torch._C._disabled_torch_function_impl)
@@ -90,7 +90,7 @@ _LEVELS: dict[Any, int] = {
 
 
 for _kind in _LEVELS:
-    rule(_kind)(lambda tx, kind=_kind: HandlersOff(kind))
+    rule(_kind)(lambda tx, context_class=_kind: HandlersOff(context_class))
 
 
 @method(HandlersOff, "__enter__")
@@ -133,10 +133,10 @@ def _mode_at(tx: Tracer, index: Value) -> Value:
 def _handle_on_device(
     tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs
 ) -> Value:
-    mode, func, _, given, *rest = args
+    mode, func, _, arguments, *rest = args
     words = tx.keyword_arguments(rest[0]) if rest and rest[0] is not NONE else {}
     words = on_device(tx, mode, getattr(func, "obj", None), words)
-    return func.tp_call(tx, given.unpack(tx), words)
+    return func.tp_call(tx, arguments.unpack(tx), words)
 
 
 code_rule(DeviceContext.__torch_function__.__code__)(_handle_on_device)

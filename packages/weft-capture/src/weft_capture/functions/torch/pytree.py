@@ -28,11 +28,11 @@ def real_tree(tx: Tracer, value: Value, stop: Stop | None) -> Any:
     value = tx.force(value)
     if stop is not None and stop(value):
         return value
-    kind = value.python_type()
-    named = isinstance(value, NamedTupleValue) and hasattr(kind, "_make")
-    if isinstance(value, DictValue) and kind in pytree.SUPPORTED_NODES:
+    cls = value.python_type()
+    named = isinstance(value, NamedTupleValue) and hasattr(cls, "_make")
+    if isinstance(value, DictValue) and cls in pytree.SUPPORTED_NODES:
         return value.build(lambda item: real_tree(tx, item, stop), lambda key: key.as_constant())
-    if isinstance(value, Container) and (named or kind in pytree.SUPPORTED_NODES):
+    if isinstance(value, Container) and (named or cls in pytree.SUPPORTED_NODES):
         return value.build(lambda item: real_tree(tx, item, stop))
     if isinstance(value, UserObject) and value.cls in pytree.SUPPORTED_NODES:
         raise Break("unsupported-arguments", f"a {value.cls.__name__} in a pytree")

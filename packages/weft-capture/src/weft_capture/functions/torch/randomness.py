@@ -44,8 +44,8 @@ def draw(
     words = {key: value.data(tx) for key, value in kwargs.items()}
     if name in ("choice", "choices", "sample", "shuffle"):
         for items in (*real, *words.values()):
-            kinds = {type(item) for item in items} if not isinstance(items, _KNOWN) else set()
-            if len(kinds) > 1 or not kinds.issubset(_ITEMS):
+            item_types = {type(item) for item in items} if not isinstance(items, _KNOWN) else set()
+            if len(item_types) > 1 or not item_types.issubset(_ITEMS):
                 raise Break("random-state", "a random choice among objects")
     row = constant(name), tx.literal(real), tx.literal(words)
     try:
@@ -85,23 +85,23 @@ def _seed(tx: Tracer, self: RandomValue, a: Value = NONE) -> None:
 def before_graph(tx: Tracer, number: SymValue) -> Value:
     """Return a number that varies as Python computes it, ahead of the graph."""
 
-    def source(part: Any) -> Source:
-        if not isinstance(part, torch.fx.Node):
-            return ConstSource(part)
-        entry = tx.graph.input_at.get(part)
+    def source(node: Any) -> Source:
+        if not isinstance(node, torch.fx.Node):
+            return ConstSource(node)
+        entry = tx.graph.input_at.get(node)
         if entry is not None and entry.source is not None:
             return entry.source
-        if part.target not in _ARITHMETIC or part.kwargs:
+        if node.target not in _ARITHMETIC or node.kwargs:
             raise Break("data-dependent-value", "a seed that the graph computes")
-        return CallSource(part.target, tuple(map(source, part.args)))
+        return CallSource(node.target, tuple(map(source, node.args)))
 
     return SymValue(number.node, number.sym, source(number.node))
 
 
 @rule(random.Random)
 def _generator(tx: Tracer, *seed: Value) -> Value:
-    known = [one.as_constant() for one in seed]
-    if not all(isinstance(one, int | float | str | bytes | None) for one in known):
+    seeds = [value.as_constant() for value in seed]
+    if not all(isinstance(number, int | float | str | bytes | None) for number in seeds):
         raise Break("random-state", "random.Random")
     return RandomValue(tx.calls.add(random.Random, *seed, early=True))
 
@@ -114,7 +114,9 @@ def _unique(tx: Tracer) -> Value:
 @rule("torch.random.manual_seed")  # by name: it can be wrapped
 def _manual_seed(tx: Tracer, seed: Value) -> Value:
     examples = [node.meta.get("example_value") for node in tx.graph.made_at if not node._erased]
-    if seed.python_type() is not int or not all(isinstance(one, torch.SymInt) for one in examples):
+    if seed.python_type() is not int or not all(
+        isinstance(example, torch.SymInt) for example in examples
+    ):
         raise Break("random-state", "torch.manual_seed behind operations")
     number = before_graph(tx, seed) if isinstance(seed, SymValue) else seed
     return tx.runtime_value(
@@ -145,11 +147,11 @@ def _sleep(tx: Tracer, seconds: Value) -> None:
 
 
 def _name_of(environment: Value, *texts: Value) -> Any:
-    known = [text.as_constant() for text in texts]
-    plain = all(type(text) is str and "\0" not in text and text for text in known)
-    if not plain or "=" in known[0] or getattr(environment, "obj", None) is not os.environ:
+    names = [text.as_constant() for text in texts]
+    plain = all(type(text) is str and "\0" not in text and text for text in names)
+    if not plain or "=" in names[0] or getattr(environment, "obj", None) is not os.environ:
         raise Break("unsupported-arguments", "an environment of the program's own")
-    return known[0]
+    return names[0]
 
 
 @rule(os._Environ.__getitem__)
@@ -159,11 +161,11 @@ def _get_variable(tx: Tracer, self: Value, name: Value) -> Value:
     written = tx.effects.global_value(environment, key)
     if written is not None:
         return written
-    found = os.environ.get(key)
-    tx.guard(CallSource(os.environ.get, (ConstSource(key),)), "CONST", found)
-    if found is None:
+    current = os.environ.get(key)
+    tx.guard(CallSource(os.environ.get, (ConstSource(key),)), "CONST", current)
+    if current is None:
         tx.raise_(KeyError, key)
-    return constant(found)
+    return constant(current)
 
 
 @rule(os._Environ.__setitem__)

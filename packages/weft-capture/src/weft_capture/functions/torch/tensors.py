@@ -106,9 +106,9 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
     if isinstance(count, int) and count != 1:
         raise Break("operator-error", "item of a tensor with more than one element")
     if not self.fake.is_floating_point():
-        known = numbers(self)
-        if known is not None:
-            return tx.literal(pytree.tree_leaves(known)[0])
+        values = numbers(self)
+        if values is not None:
+            return tx.literal(pytree.tree_leaves(values)[0])
         if not tx.graph.reads_data():
             raise Break("data-dependent-value", "Tensor.item")
         return tx.graph.emit("call_method", "item", [self], {})
@@ -123,14 +123,14 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
 def _int(tx: Tracer, self: TensorValue) -> Value:
     if self.fake.is_floating_point():
         return tx.builtin(int, symbolic_scalars.symbol(tx, _item(tx, self)))
-    whole = self.call_method(tx, "to", [constant(torch.int64)], {})
-    return whole.call_method(tx, "item", [], {})
+    truncated = self.call_method(tx, "to", [constant(torch.int64)], {})
+    return truncated.call_method(tx, "item", [], {})
 
 
 @method(TensorValue, "__float__")
 def _float(tx: Tracer, self: TensorValue) -> Value:
-    whole = not self.fake.is_floating_point()
-    wide: Any = self.call_method(tx, "to", [constant(torch.float64)], {}) if whole else self
+    integral = not self.fake.is_floating_point()
+    wide: Any = self.call_method(tx, "to", [constant(torch.float64)], {}) if integral else self
     return _item(tx, wide)
 
 
@@ -143,9 +143,9 @@ def _bool(tx: Tracer, self: TensorValue) -> Value:
 
 @method(TensorValue, "tolist")
 def _tolist(tx: Tracer, self: TensorValue) -> Value:
-    known = numbers(self)
-    if known is not None:
-        return tx.literal(known)
+    values = numbers(self)
+    if values is not None:
+        return tx.literal(values)
     if not tx.graph.reads_data():
         raise Break("data-dependent-value", "Tensor.tolist")
     if self.fake.dim() == 0:
@@ -183,11 +183,11 @@ def _is_symbolic(entry: Value) -> bool:
 
 def _width(entry: Value) -> int:
     """How many dimensions one entry of an index (no Ellipsis) consumes."""
-    kind = entry.python_type()
-    if issubclass(kind, torch.Tensor):
+    entry_type = entry.python_type()
+    if issubclass(entry_type, torch.Tensor):
         masks = (torch.bool, torch.uint8)
         return entry.fake.dim() if entry.fake.dtype in masks else 1  # type: ignore[attr-defined]
-    return 0 if kind in (type(None), bool) else 1
+    return 0 if entry_type in (type(None), bool) else 1
 
 
 def _selected(tx: Tracer, tensor: TensorValue, key: Value) -> tuple[Value, Value]:
@@ -215,8 +215,10 @@ def _selected(tx: Tracer, tensor: TensorValue, key: Value) -> tuple[Value, Value
 def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
     """An index of ints and tensors as tensors; None for any other."""
     entries = list(key.items) if isinstance(key, SequenceValue) else [key]
-    kinds = [entry.python_type() for entry in entries]
-    if not all(kind is int or issubclass(kind, torch.Tensor) for kind in kinds):
+    entry_types = [entry.python_type() for entry in entries]
+    if not all(
+        entry_type is int or issubclass(entry_type, torch.Tensor) for entry_type in entry_types
+    ):
         return None
     where: Kwargs = {"device": constant(tensor.fake.device)}
     numbers = [

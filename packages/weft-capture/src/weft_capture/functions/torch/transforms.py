@@ -106,9 +106,9 @@ def gradients(
     """Differentiate the outputs that require grad; zeros where nothing depends on an input."""
     seeds: Sequence[Any] = grad_outputs if grad_outputs is not None else [None] * len(outputs)
     pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
-    found: Sequence[torch.Tensor | None] = [None] * len(inputs)
+    grads: Sequence[torch.Tensor | None] = [None] * len(inputs)
     if pairs:
-        found = torch.autograd.grad(
+        grads = torch.autograd.grad(
             [out for out, _ in pairs],
             inputs,
             [seed for _, seed in pairs],
@@ -117,8 +117,8 @@ def gradients(
             allow_unused=True,
         )
     return tuple(
-        torch.zeros_like(given) if grad is None else grad
-        for given, grad in zip(inputs, found, strict=True)
+        torch.zeros_like(primal) if grad is None else grad
+        for primal, grad in zip(inputs, grads, strict=True)
     )
 
 
@@ -146,8 +146,8 @@ def _unpack_dual(tx: Tracer, tensor: Value, *, level: Value = NONE) -> Value:
     named: Any = forward_ad.UnpackedDualTensor
     args = [tensor] if level is NONE else [tensor, level]
     target: Callable[..., Any] = _unpack
-    parts = tx.graph.emit("call_function", target, args, {}).unpack(tx)
-    return tx.const_object(named).tp_call(tx, parts, {})
+    primal_and_tangent = tx.graph.emit("call_function", target, args, {}).unpack(tx)
+    return tx.const_object(named).tp_call(tx, primal_and_tangent, {})
 
 
 def _unpack(tensor: torch.Tensor, level: int | None = None) -> tuple[Any, Any]:
@@ -173,16 +173,16 @@ def linearized(func: Any, *primals: Any) -> tuple[Any, Any]:
     output = func(*primals)
     primals = pytree.tree_map(torch.Tensor.detach, primals)
     seen, pull = torch.func.vjp(func, *primals)  # type: ignore[misc]  # not `has_aux`
-    if any(one.requires_grad for one in pytree.tree_leaves(seen)):  # by what it closes over
+    if any(leaf.requires_grad for leaf in pytree.tree_leaves(seen)):  # by what it closes over
         _refuse()
     _, push = torch.func.vjp(pull, pytree.tree_map(torch.zeros_like, seen))  # type: ignore[misc]
 
     def along(*tangents: Any) -> Any:
-        kinds = [
-            pytree.tree_map(lambda one: (one.shape, one.dtype, one.device), tree)
+        layouts = [
+            pytree.tree_map(lambda leaf: (leaf.shape, leaf.dtype, leaf.device), tree)
             for tree in (tangents, primals)
         ]
-        return push(tangents)[0] if kinds[0] == kinds[1] else _refuse()
+        return push(tangents)[0] if layouts[0] == layouts[1] else _refuse()
 
     return output, along
 
@@ -197,9 +197,9 @@ decline("function-transform", "torch.func.linearize at other arguments or tangen
 @rule(eager_transforms.linearize)
 def _linearize(tx: Tracer, func: Value, *primals: Value) -> Value:
     with _NoDraws():  # type: ignore[no-untyped-call]
-        made = tx.const_object(linearized).tp_call(tx, [func, *primals], {}).unpack(tx)
-    made[1].stands_in = True  # type: ignore[attr-defined]
-    return tx.tuple_of(made)
+        outputs = tx.const_object(linearized).tp_call(tx, [func, *primals], {}).unpack(tx)
+    outputs[1].stands_in = True  # type: ignore[attr-defined]
+    return tx.tuple_of(outputs)
 
 
 @rule(predispatch.lazy_load_decompositions)
