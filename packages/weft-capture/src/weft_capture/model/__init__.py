@@ -1,1 +1,1 @@
-"""Python's data model: the values that stand for objects, and what attribute access does."""
+"""Python's data model: values that represent objects, and attribute access on them."""

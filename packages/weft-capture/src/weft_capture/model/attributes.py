@@ -49,7 +49,7 @@ _MEMBER_DICTS = ("_parameters", "_buffers", "_modules")
 
 @functools.cache
 def is_immutable_module(module: str | None) -> bool:
-    """Say whether a module's globals and classes are taken to be constant: libraries'."""
+    """Say whether a module's globals and classes are assumed constant, as those of libraries."""
     if not module:
         return False
     root = module.partition(".")[0]
@@ -57,10 +57,10 @@ def is_immutable_module(module: str | None) -> bool:
 
 
 def check_hashes(keys: Iterable[Any]) -> None:
-    """Refuse dict keys whose hashing runs code of the program; a generated one does nothing else.
+    """Check that hashing dict keys runs no code of the program, except generated `__hash__`es.
 
     Raises:
-        Break: when there is one.
+        Break: for a key with another `__hash__` in Python.
     """
     referred = (key() if isinstance(key, weakref.ref) else key for key in keys)
     for cls in {type(key) for key in referred}:
@@ -84,7 +84,7 @@ def metadata_of(obj: Any, source: Source) -> Value | None:
 
 
 class ClassReads(threading.local):
-    """The names that the capture under way looked up in classes, and what was found."""
+    """The class attributes that the current capture looked up, with the results."""
 
     def __init__(self) -> None:
         self.mro_entries: dict[type, dict[str, MroEntry | None]] | None = None
@@ -104,9 +104,9 @@ _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def lookup(cls: type, name: str) -> MroEntry | None:
-    """Find a name in a class and its bases without running descriptors.
+    """Look a name up in a class and its bases without running descriptors.
 
-    During a capture, code comes to depend on what is found, and on names that are not.
+    During a capture, the new code depends on the result, also where there is none.
     """
     mro_entry = find_in_class(cls, name)
     package = (cls.__module__ or "").partition(".")[0]
@@ -119,7 +119,7 @@ def lookup(cls: type, name: str) -> MroEntry | None:
 def class_guards(reads: dict[type, dict[str, MroEntry | None]]) -> Iterator[Guard]:
     """Yield one guard for each class that was read.
 
-    What is no descriptor is guarded by its value where it is read, unless nobody changes it.
+    An attribute that is no descriptor is guarded by its value where it is read, unless it is fixed.
     """
     for cls, names in reads.items():
         plain = {
@@ -141,12 +141,12 @@ def is_python_code(attribute: object) -> bool:
 
 
 def is_data_descriptor(attribute: object) -> bool:
-    """Say whether a class attribute is read and written by methods of its own."""
+    """Say whether a class attribute is a data descriptor."""
     return any(lookup(type(attribute), name) for name in ("__set__", "__delete__"))
 
 
 def is_slot(cls: type, name: str) -> bool:
-    """Say whether instances keep an attribute elsewhere than in their `__dict__`."""
+    """Say whether instances store an attribute outside of their `__dict__`, in a slot."""
     mro_entry = lookup(cls, name)
     return mro_entry is not None and isinstance(mro_entry[1], SLOTS)
 
@@ -155,7 +155,7 @@ SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def is_hidden(cls: type, name: str) -> bool:
-    """Say whether what the `__dict__` of instances holds under a name is behind a descriptor."""
+    """Say whether a data descriptor hides an entry of the instance's `__dict__`."""
     mro_entry = lookup(cls, name)
     return (
         mro_entry is not None
@@ -165,17 +165,17 @@ def is_hidden(cls: type, name: str) -> bool:
 
 
 def is_user_code(mro_entry: MroEntry) -> bool:
-    """Say whether what was found in a class is Python code of the program."""
+    """Say whether a class attribute is Python code of the program."""
     return is_python_code(mro_entry[1]) and not is_immutable_module(mro_entry[0].__module__)
 
 
 def is_fixed(cls: type) -> bool:
-    """Say whether nobody changes a class: the library's, and those made during capture."""
+    """Say whether a class is never changed: one of a library, or created during capture."""
     return is_immutable_module(cls.__module__) or cls in MADE
 
 
 def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) -> Source:
-    """Return where a class attribute is read from; constant for classes nobody changes."""
+    """Return the source of a class attribute; a constant for a fixed class."""
     if is_fixed(definer):
         return ConstSource(definer.__dict__[name])
     base = TypeSource(owner.source) if owner.source is not None else ConstSource(cls)
@@ -210,7 +210,7 @@ def _bind_field(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: t
 def _bind_classmethod(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
     function = mro_entry[1].__func__
     if hasattr(type(function), "__get__") and type(function) not in _FUNCTIONS:
-        # Up to 3.12 a classmethod asks what it holds for what to call.
+        # Up to 3.12 a classmethod calls the `__get__` of the object that it wraps.
         raise Break("c-attribute", f"a classmethod over a {type(function).__name__}")
     return BoundMethod(tx.const_object(function), tx.const_object(cls))
 
@@ -255,7 +255,7 @@ def _bind_slot(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: ty
 
 
 def _is_unset(obj: object, name: str) -> bool:
-    """Say whether a slot of an object, whose class is guarded, holds nothing."""
+    """Say whether a slot of an object, whose class is guarded, is empty."""
     try:
         object.__getattribute__(obj, name)
     except AttributeError:
@@ -296,7 +296,7 @@ _BINDERS: dict[type, Callable[[Any, MroEntry, str, Value, type], Value]] = {
 
 
 def bind(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
-    """Turn a class attribute into what reading it from an instance gives."""
+    """Bind a class attribute to an instance, as `__get__` does."""
     definer, attribute = mro_entry
     binder = _BINDERS.get(type(attribute))
     if binder is not None:
@@ -357,7 +357,7 @@ def _own_or_inherited(tx: Tracer, self: InstanceValue, name: str) -> Value | Non
 
 
 def dict_of(obj: object) -> dict[str, Any]:
-    """Return the dict of an instance, past any `__getattribute__`; an empty one without."""
+    """Return the dict of an instance, bypassing any `__getattribute__`, or an empty dict."""
     try:
         return object.__getattribute__(obj, "__dict__") if frame.has_dict(obj) else _NO_DICT
     except AttributeError:
@@ -368,7 +368,7 @@ _NO_DICT: dict[str, Any] = {}
 
 
 def read_past(source: Source, obj: object, name: str) -> Source:
-    """Return where the dict or a slot of an instance is read without running code of its class."""
+    """Return a source that reads an instance's dict or slot without running code of its class."""
     mro_entry = find_in_class(type(obj), "__getattribute__")
     if mro_entry is not None and is_python_code(mro_entry[1]):
         return CallSource(object.__getattribute__, (source, ConstSource(name)))
@@ -434,7 +434,7 @@ def _hooks_now(tx: Tracer, hooks: Any) -> Any:
 def module_call(
     tx: Tracer, self: InstanceValue, args: list[Value], kwargs: Kwargs
 ) -> tuple[Value, list[Value], Kwargs]:
-    """Return what a call of a module calls: `forward` when it has no hooks, which is guarded."""
+    """Return the callee of a module's call: `forward` when it has no hooks, which is guarded."""
     cls = self.cls
     entry, inner = lookup(cls, "__call__"), lookup(cls, "_call_impl")
     by_torch = cls.__module__ == torch_compiler_shim.COMPILED_MODULE
@@ -454,7 +454,7 @@ def module_call(
 
 
 def written(tx: Tracer, cls: type, name: str) -> Value | None:
-    """Return what the captured code put into a class from outside, or a base, under a name."""
+    """Return the value that captured code stored in an input class or a base of it."""
     for base in cls.__mro__ if tx.effects.globals else ():
         value = tx.effects.global_value(base, name)
         if value is not None or name in base.__dict__:

@@ -45,7 +45,7 @@ CONSTANT_TYPES: set[type] = {
 """Exact types whose instances are wrapped as `Constant`; rules add theirs."""
 
 VARYING_TYPES: set[type] = {str, bytes, complex}
-"""Those whose instances from outside are a `RuntimeValue` once they have changed; floats apart."""
+"""Types, except float, whose instances become a `RuntimeValue` once they have varied."""
 
 PLACEMENTS = "torch.distributed.tensor.placement_types"  # has more such types
 
@@ -61,7 +61,7 @@ def is_constant_object(obj: object) -> bool:
 
 
 def is_shared(obj: object) -> bool:
-    """Say whether there is one object for all that equals it."""
+    """Say whether all equal objects are one object."""
     if type(obj) in (int, bool):
         return -5 <= obj <= 256  # type: ignore[operator]
     return isinstance(obj, _SINGLE) or (type(obj) in (str, bytes) and not obj)
@@ -77,8 +77,8 @@ _SINGLE = (
 class Constant(Value):
     """A known immutable Python object.
 
-    `origin` tells where a number or text from outside can be loaded, for the sake of its identity:
-    the guard on it is about its value.
+    `origin` is the source of a number or string from outside, which keeps its identity: the guard
+    on it tests its value.
     """
 
     value: object
@@ -174,7 +174,7 @@ def _is_builtin(obj: object) -> bool:
 
 
 class Varying(Value):
-    """Immutable data known only when the program runs; where it must be known, a guard fixes it."""
+    """Immutable data known only at run time; where capture needs the value, a guard fixes it."""
 
     def tp_richcompare(self, tx: Tracer, op: Operator, left: Value, right: Value) -> Value | None:
         return tx.compare_varying(op.function, left, right)
@@ -208,11 +208,11 @@ class NullValue(Value):
 
 
 MADE: weakref.WeakKeyDictionary[type, Value] = weakref.WeakKeyDictionary()
-"""Real class -> the value of the class statement it came from, of classes that captures make."""
+"""Real class -> the value of its class statement, for classes created during capture."""
 
 
 def class_value(cls: type) -> Value:
-    """Return the value of a class for generated code, which makes those of the frame again."""
+    """Return the value of a class for generated code, which creates the frame's classes again."""
     return MADE.get(cls) or Constant(cls)
 
 
@@ -276,10 +276,10 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
 
 
 def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a real function now; what it raises, the program raises.
+    """Call a real function now; the program raises its exceptions.
 
     Raises:
-        Break: when it warns, which it would do in each call.
+        Break: when it warns, which has to happen in each call.
     """
     failed = None
     with suppress_warnings("error") as warned:  # it has not done more by then
@@ -300,7 +300,7 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def plain_scalar(obj: Any) -> Any:
-    """Return the int, float, str or bytes in an instance of a subclass, past its methods."""
+    """Return the int, float, str or bytes of an instance of a subclass, bypassing its methods."""
     cls = type(obj)  # `isinstance` would ask the object for its `__class__`
     if issubclass(cls, str):
         return str.__str__(obj)

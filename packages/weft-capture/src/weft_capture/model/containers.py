@@ -1,7 +1,7 @@
 """Sequences and sets: list, tuple (torch.Size, named tuples), set, slice, range.
 
-Items are values. A list or set that existed before the frame keeps its source; what was done to
-it is written back by `replay`.
+Items are values. A list or set that existed before the frame keeps its source; `replay` writes its
+changes back.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from weft_capture.model.proxy import Proxy
 
 
 def check_keys(keys: Iterable[object]) -> None:
-    """Refuse to rebuild a dict or set whose keys run a `__hash__` or `__eq__` that may say more.
+    """Check that a dict or set can be rebuilt although its keys have a `__hash__` in Python.
 
     Raises:
-        Break: when there is one.
+        Break: for a key whose `__hash__` may return another value.
     """
     hashed: list[Any] = [key for key in keys if type(key).__name__ == "ObjectKey"]
     seen = set[int]()
@@ -39,7 +39,7 @@ def check_keys(keys: Iterable[object]) -> None:
 
 
 class Container(Value):
-    """Base of what holds values, and can be built as a real one that holds anything."""
+    """Base of containers of values, which can be built as real containers of other objects."""
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         """Return a real container of this kind of what `each` makes of the items."""
@@ -50,7 +50,7 @@ class Container(Value):
         return self.build(functools.partial(Proxy, tx))
 
     def is_untouched(self) -> bool:
-        """Say whether the program has neither read nor changed this container from outside."""
+        """Say whether the program has neither read nor changed this input container."""
         return False
 
     def data(self, tx: Tracer) -> Any:
@@ -64,7 +64,7 @@ class Container(Value):
 
 
 class SequenceValue(Container):
-    """A list, a tuple, or what is like one of them."""
+    """A list, a tuple, or a similar sequence."""
 
     items: Any
 
@@ -78,7 +78,7 @@ class SequenceValue(Container):
         return tx.iterator_over(self)
 
     def with_items(self, items: Sequence[Value]) -> Value:
-        """Return what slicing and adding make of this kind of sequence."""
+        """Return the result of slicing or adding sequences of this class."""
         return type(self)(items)  # type: ignore[call-arg]
 
 
@@ -158,14 +158,14 @@ class NamedTupleValue(TupleValue):
 
 
 def truth_now(tx: Tracer, container: Any) -> bool:
-    """Return the truth of an untouched container from outside; a length that varies may do so."""
+    """Return the truth of an untouched input container, whose length may be symbolic."""
     if not isinstance(tx.unread_length(container), Constant):
         tx.guard(CallSource(operator.truth, (container.source,)), "CONST", bool(container.real))
     return bool(container.real)
 
 
 def refill(target: Any, contents: Any) -> None:
-    """Give a list, deque or dict other contents."""
+    """Replace the contents of a list, deque or dict."""
     target.clear()
     (target.extend if hasattr(target, "extend") else target.update)(contents)
 
@@ -173,9 +173,9 @@ def refill(target: Any, contents: Any) -> None:
 class ListValue(SequenceValue, MutableValue):
     """A list.
 
-    One from outside, `real`, is read, and its length guarded, when the program first looks at it.
-    What is appended before is in `added`, so that code which only appends is good for every length.
-    Once the length has varied, code that asks for it, or for single items, does not read the list.
+    An input list, `real`, is read, and its length guarded, when the program first reads it. Items
+    appended before that are in `added`, so that code which only appends works for every length.
+    Once the length has varied, reads of the length, or of single items, do not read the list.
     """
 
     cls: type = list
@@ -245,13 +245,13 @@ _ACTING = frozenset(
 
 
 def gives_others(cls: type) -> bool:
-    """Say whether methods of a subclass of list or tuple decide what its items are."""
+    """Say whether a subclass of list or tuple overrides how its items are read."""
     names = ("__len__", "__getitem__", "__iter__")
     return any(isinstance(getattr(cls, name), FunctionType) for name in names)
 
 
 def plain_items(obj: Any) -> Any:
-    """Return the items of an instance of a subclass of list or tuple, past its methods."""
+    """Return the items of an instance of a subclass of list or tuple, bypassing its methods."""
     base_class = list if issubclass(type(obj), list) else tuple
     return base_class.__getitem__(obj, slice(None))
 
@@ -267,10 +267,10 @@ def sequence_of(cls: type, items: Sequence[Value], source: Source | None = None)
 class SetValue(MutableValue):
     """A set or frozenset: hash key -> element.
 
-    `order` is a real set of the keys that goes through the same operations: it iterates in the
-    order in which the program's set does, unless that is `loose`: it depends on more than the
-    elements. `log` has what was done to a set from outside: methods, their arguments, the states
-    of the sets among them, and the step.
+    `order` is a real set of the keys that goes through the same operations, so that it iterates in
+    the order of the program's set, unless that is `loose`: it depends on more than the elements.
+    `log` has the changes of an input set: methods, their arguments, the states of sets among these,
+    and the step.
     """
 
     changing = ("entries", "log", "loose", "order")
@@ -317,11 +317,11 @@ class SetValue(MutableValue):
         return [self.entries[key] for key in self.order]
 
     def by_address(self) -> bool:
-        """Say whether elements hash otherwise than their keys: real addresses decide the order."""
+        """Say whether elements hash by address, unlike their keys, so that the order is unknown."""
         return not all(map(_same_hash, self.order))
 
     def in_order(self) -> list[Value]:
-        """Return the elements in the order of the program's set; a break when nobody knows it."""
+        """Return the elements in the order of the program's set; break where it is unknown."""
         if len(self.entries) > 1 and (self.loose or self.by_address()):
             what = "objects, which addresses decide" if self.by_address() else "what has changed"
             raise Break("object-identity", f"the order of a set of {what}")
@@ -356,7 +356,7 @@ class SetValue(MutableValue):
         raise Break("object-identity", "a set that would have another order")
 
     def state(self) -> object:
-        """Return what tells whether the set has changed."""
+        """Return the state of the set, for comparison."""
         return list(self.entries), self.removals, len(self.log)
 
     def replay(self, out: Output) -> None:
@@ -380,12 +380,12 @@ class SetValue(MutableValue):
 
 
 def _layout(items: Set[object]) -> tuple[list[object], int]:
-    """Return what decides where the elements of a set stand, as far as one can see."""
+    """Return the visible facts that decide the layout of a set's hash table."""
     return list(items), sys.getsizeof(items)
 
 
 def _same_hash(key: Any) -> bool:
-    """Say whether what a hash key stands for hashes in each call as the key does."""
+    """Say whether the object of a hash key hashes as the key does, in each process."""
     return type(key).__name__ == "ObjectKey" or (is_element(key) and key not in MADE)
 
 

@@ -1,9 +1,9 @@
 """torch's context managers that set a mode in C: autocast, inference mode, attention kernels.
 
-While capturing, the mode is really set, so that fake tensors behave as in eager execution, and
-the change is a node of the graph. When a break lies inside the block, generated code makes the
-context manager and enters it; the resume function finds its `__exit__` on the stack. The Python of
-`no_grad` and its like is inlined instead: the grad mode is set behind each graph.
+While capturing, the mode is set, so that fake tensors behave as in eager execution, and the change
+is a node of the graph. At a break inside the block, generated code creates the context manager and
+enters it; the resume function finds its `__exit__` on the stack. The Python of `no_grad` and the
+like is inlined instead: the grad mode is set after each graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft_capture.model.protocol import MethodOf, MutableValue, Output, Tracer, 
 class AutocastContext(MutableValue):
     """torch.autocast; `token` is the graph node of the entered block.
 
-    One from outside is not entered for real; after a break there is one that is.
+    An input context manager is not entered itself; a break creates a new one.
     """
 
     changing = ("real", "source", "token")
@@ -36,7 +36,7 @@ class AutocastContext(MutableValue):
         "enabled": "_enabled",
         "cache_enabled": "_cache_enabled",
     }
-    """The arguments that an object from outside is made again with, and where it has them."""
+    """The arguments to create an input object again, and the attributes that hold them."""
 
     cls: Any
     args: tuple[Any, ...]
@@ -72,7 +72,7 @@ class AutocastContext(MutableValue):
         self.token = self.enter_node(tx)
 
     def enter_real(self, tx: Tracer) -> None:
-        """Set the mode, by a new context manager: not all can be entered again."""
+        """Set the mode by a new context manager, as not all can be entered twice."""
         self.real = self.cls(*self.args, **self.kwargs)
         self.real.__enter__()
         tx.open_contexts.append(self.real)
@@ -122,7 +122,7 @@ def decorate(tx: Tracer, context: Value, function: Value) -> Value:
 
 
 class AttentionContext(AutocastContext):
-    """torch.nn.attention.sdpa_kernel, which has the same life."""
+    """torch.nn.attention.sdpa_kernel, handled in the same way."""
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return decorate(tx, self, *args)
@@ -137,7 +137,7 @@ class AttentionContext(AutocastContext):
 
 
 def enter_attention(backends: list[int], set_priority: bool) -> Any:
-    """Let attention use these kernels; returns what `leave_attention` takes."""
+    """Select attention kernels; returns the argument of `leave_attention`."""
     from torch.nn import attention  # noqa: PLC0415 - only programs that use it have loaded it
 
     context = attention.sdpa_kernel(
@@ -148,7 +148,7 @@ def enter_attention(backends: list[int], set_priority: bool) -> Any:
 
 
 def leave_attention(context: Any) -> None:
-    """Let attention use the kernels it used before."""
+    """Restore the selection of attention kernels."""
     context.__exit__(None, None, None)
 
 
@@ -159,7 +159,7 @@ def _leave(tx: Tracer, real: Any) -> None:
 
 
 class DecoratingNullContext(contextlib.nullcontext[Any], contextlib.ContextDecorator):
-    """A null context that a function can be decorated with."""
+    """A null context that can decorate a function."""
 
 
 @dataclass(eq=False)
@@ -181,9 +181,9 @@ class NullContext(Value):
 
 @dataclass(eq=False)
 class HooksDisabled(MutableValue):
-    """torch.autograd.graph.disable_saved_tensors_hooks: nothing in a graph can tell.
+    """torch.autograd.graph.disable_saved_tensors_hooks, which has no effect inside a graph.
 
-    What could tell breaks the graph, and the block is entered for real behind that.
+    Code for which it has an effect breaks the graph, and enters the block eagerly.
     """
 
     changing = ("entered",)
@@ -208,7 +208,7 @@ def no_saved_tensors_hooks() -> bool:
 
 
 def _make_context(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], entered: bool) -> Any:
-    """Make a context manager again, and enter it where the captured program was inside."""
+    """Create a context manager again, and enter it if the captured program is inside."""
     context = cls(*args, **kwargs)
     if entered:
         context.__enter__()

@@ -34,7 +34,7 @@ from weft_capture.model.proxy import Proxy
 
 @dataclass(eq=False)
 class LazyValue(Value):
-    """An object from outside that nothing has looked at yet; `tx.force` makes it a value."""
+    """An input object that has not been read yet; `tx.force` makes it a value."""
 
     obj: object
     source: Source
@@ -61,7 +61,7 @@ _COMPARING = ("__hash__", "__eq__")
 
 
 def _stand_in(key: Value) -> object:
-    """Return what stands for a key that a guard would have to fix: its source, or the value."""
+    """Return a placeholder of a key that varies: its source, or the value."""
     if isinstance(key, Varying):
         number_types = {int, float} | VARYING_TYPES
         if type(key).tp_hash is not Varying.tp_hash or key.python_type() not in number_types:
@@ -83,13 +83,13 @@ def _by_identity(cls: type) -> bool:
 class DictValue(Container, MutableValue):
     """A dict: hash key -> (key, value).
 
-    `log` has what a dict from outside went through since its first change, as hash keys in order:
-    (key, True) for a write, (key, False) for a removal. Doing the same to the real one keeps what
-    its live iterators see right. `metadata` is the attribute that torch gives to a state dict.
+    `log` has the changes of an input dict since the first one, as hash keys in order: (key, True)
+    for a write, (key, False) for a removal. The same changes of the real dict keep its live
+    iterators right. `metadata` is the attribute that torch sets on a state dict.
 
-    One from outside, `real`, is read when the program asks for more than single keys. What is
-    looked up or written before is in `own`, so that code which only adds entries is good for all
-    that are there; a key that varies stands for itself, as nothing asks which one it is.
+    An input dict, `real`, is read when the program needs more than single keys. Entries that are
+    read or written before that are in `own`, so that code which only adds entries works for all
+    dicts; a key that varies is its own hash key, as its value is not needed.
     """
 
     changing = ("own", "log", "metadata", "read")
@@ -134,11 +134,11 @@ class DictValue(Container, MutableValue):
         return self.own
 
     def key(self, key: Value) -> object:
-        """Return a hash key; the errors of an OrderedDict do not name what it was to be."""
+        """Return a hash key; the errors of an OrderedDict do not name its use."""
         return key.tp_hash() if self.cls is OrderedDict else key_in(dict, key)
 
     def slot(self, key: Value, writes: bool = False) -> object:
-        """Return a hash key, or for a write that asks nothing a key that varies."""
+        """Return a hash key, or the key itself for a write of a key that varies."""
         if self.read is None:
             return self.key(key)
         log, name = self.log or [], _stand_in(key)
@@ -152,7 +152,7 @@ class DictValue(Container, MutableValue):
         return hashed
 
     def find(self, tx: Tracer, key: Value) -> tuple[Value, Value] | None:
-        """Return an entry; one of a dict that was not read is guarded alone."""
+        """Return an entry; in a dict that was not read, only this entry is guarded."""
         mark = _stand_in(key) if self.read is not None else None
         alone = mark is not None and all(changed == mark for changed, *_ in self.log or ())
         pregraph = tx.pregraph_value(key) if alone else None
@@ -186,7 +186,7 @@ class DictValue(Container, MutableValue):
             self.log.append((hashed, key, True))
 
     def undo_put(self, hashed: object) -> Callable[[], object] | None:
-        """Return what takes `put` back; None for a dict that keeps a log."""
+        """Return the undo function of `put`; None for a dict with a log."""
         if self.source is not None or self.log is not None:
             return None
         old = self.entries.get(hashed)
@@ -307,7 +307,7 @@ class DictValue(Container, MutableValue):
 
 
 class MappingProxy(DictValue):
-    """A read-only view of a dict, which shows what is written to it."""
+    """A read-only live view of a dict."""
 
     def __init__(self, inner: DictValue, source: Source | None = None) -> None:
         self.inner = inner
@@ -338,7 +338,7 @@ class MappingProxy(DictValue):
 
 
 class DictView(Value):
-    """The result of keys, values or items of a dict; `holder` is the object it is the base of."""
+    """The result of keys, values or items of a dict; `holder` is the object of the base dict."""
 
     def __init__(self, owner: DictValue, view_name: str) -> None:
         self.owner = owner

@@ -1,7 +1,7 @@
 """Exceptions that the user's program makes, raises and catches during capture.
 
 `chain` does what CPython's `_PyErr_SetObject` does: an exception that is raised while another is
-handled gets that one as its `__context__`.
+being handled gets the other one as its `__context__`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft_capture.python_compat import THROW_WARNS_OF_CLASSES, add_note, error_t
 
 
 class TracebackValue(Value):
-    """The traceback of an exception that was raised: only that it is there is known."""
+    """The traceback of a raised exception, of which only the existence is known."""
 
     cls = types.TracebackType
 
@@ -61,18 +61,18 @@ _FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (AttributeError, ("name", "obj")),
     (NameError, ("name",)),
 )
-"""Keyword arguments of builtin exceptions; the interpreter sets them where it raises, too."""
+"""Keyword arguments of builtin exceptions, which the interpreter sets, too."""
 
 
 @dataclass(eq=False)
 class ExceptionValue(MutableValue):
-    """An exception instance made during capture.
+    """An exception instance.
 
     Args:
         cls: its class.
         args: its `args`.
         source: where it comes from, for one that existed before the frame.
-        origin: of a part of an exception group, the group that was split.
+        origin: for a part of an exception group, the group that was split.
     """
 
     cls: type
@@ -123,7 +123,7 @@ class ExceptionValue(MutableValue):
         return getter.tp_call(tx, [constant(name)], {})
 
     def refuse(self, name: str) -> None:
-        """Break where the program has a method of `object` of its own."""
+        """Break where the program overrides a method of `object`."""
         mro_entry = attributes.lookup(self.cls, name)
         if mro_entry is not None and not isinstance(mro_entry[1], types.WrapperDescriptorType):
             raise Break("special-method", f"{self.cls.__name__}.{name}")
@@ -208,7 +208,7 @@ class ExceptionValue(MutableValue):
 
 
 def wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
-    """Make a value of an exception from outside, past any `__getattribute__` of its class."""
+    """Wrap an input exception, bypassing any `__getattribute__` of its class."""
 
     def read(name: str) -> Any:
         return object.__getattribute__(obj, name), attributes.read_past(source, obj, name)
@@ -236,7 +236,7 @@ _HEAP_TYPE = 1 << 9
 
 
 def new_exception(cls: type[BaseException], *args: object) -> BaseException:
-    """Make an exception without running a Python `__init__`; the builtin one sets its fields."""
+    """Create an exception without a Python `__init__`; the builtin one sets its fields."""
     error = cls.__new__(cls, *args)
     builtin: Any = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
     with suppress(TypeError):
@@ -245,14 +245,14 @@ def new_exception(cls: type[BaseException], *args: object) -> BaseException:
 
 
 def handled(tx: Tracer) -> Value | None:
-    """Return the exception being handled, in this frame or in one that called it."""
+    """Return the exception being handled, in this frame or a caller."""
     return next((f.exception for f in tx.active_frames() if f.exception is not None), None)
 
 
 def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
-    """Mark an exception as raised, with what is being handled as its context.
+    """Mark an exception as raised, with the exception being handled as its context.
 
-    What a generator is thrown meets only what that one handles, in `thrown_into`.
+    For an exception thrown into a generator, only `thrown_into`'s handlers count.
     """
     if not isinstance(value, ExceptionValue):
         return value
@@ -275,13 +275,13 @@ def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
 
 
 def generator_type_name(flags: int) -> str:
-    """Return what the interpreter calls the object that code with these flags makes."""
+    """Return the interpreter's name of the object that code with these flags creates."""
     asynchronous = "async generator" if flags & inspect.CO_ASYNC_GENERATOR else "generator"
     return "coroutine" if flags & inspect.CO_COROUTINE else asynchronous
 
 
 def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
-    """Return the exception that `throw` is given, in the old form as class, value, traceback."""
+    """Return the exception for `throw`, whose old form is class, value, traceback."""
     value = rest[0] if rest and rest[0] is not NONE else error
     if rest and (THROW_WARNS_OF_CLASSES or value.is_constant()):
         raise Break("warns", "throw or athrow with more than one argument")
@@ -289,7 +289,7 @@ def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
 
 
 def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
-    """Return what an exception that leaves the body of a generator becomes (PEP 479)."""
+    """Convert an exception that leaves the body of a generator (PEP 479)."""
     stops = (StopIteration, StopAsyncIteration)[: 1 + bool(flags & inspect.CO_ASYNC_GENERATOR)]
     stop_class = next((cls for cls in stops if issubclass(stop.python_type(), cls)), None)
     if stop_class is None:
@@ -335,7 +335,7 @@ def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
 
 
 _WITH_OTHER_TEXTS = (OSError, SyntaxError, UnicodeError, ImportError, BaseExceptionGroup)
-"""Classes whose texts are made of more than `args`."""
+"""Classes whose messages use more than `args`."""
 
 
 def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> Value:
@@ -356,7 +356,7 @@ def class_by_number(cls: type[OSError], args: list[Value]) -> type[OSError]:
     """Return the class that OSError chooses by an error's number (CPython: Objects/exceptions.c).
 
     Raises:
-        Break: where that depends on what is not known, or the arguments are not kept as given.
+        Break: where that depends on unknown values, or the class changes the arguments.
     """
     plain = cls.__module__ == "builtins" and len(args) == 2  # with a third, `args` leaves it out
     if not (plain and all(arg.is_constant() for arg in args)):
@@ -431,7 +431,7 @@ def split(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
 
 
 def match_group(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
-    """Return (what an except* clause takes, what is left)."""
+    """Return (the matching part of an exception for an except* clause, the rest)."""
     if error is NONE:
         return NONE, NONE
     if any(issubclass(cls, BaseExceptionGroup) for cls in classes):
@@ -447,7 +447,7 @@ def match_group(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Valu
 
 
 def rest_to_raise(tx: Tracer, original: Value, raised: list[Value]) -> Value:
-    """Return what the try statement raises in the end; None for nothing."""
+    """Return the exception that the try statement raises at its end, or None."""
     errors = [error for error in raised if error is not NONE]
     if not errors:
         return NONE

@@ -1,4 +1,4 @@
-"""What runs code of the program when it dies: objects with a `__del__`, generators in a `try`."""
+"""Finalizers: objects with a `__del__`, and generators suspended in a `try` statement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft_capture.model.protocol import Frame, Value
 
 
 def release(frame: Frame, old: Value | None) -> None:
-    """An object from outside may die here: its `__del__` must run now, and weak references tell."""
+    """Break where an input object with a `__del__` or weak references may die here."""
     if old is None or any(old is value for value in frame.stack):
         return
     if has_finalizer(old):
@@ -33,7 +33,7 @@ def release(frame: Frame, old: Value | None) -> None:
 
 
 def pop_dying(frame: Frame, value: Value) -> None:
-    """Note that the operand stack lets go of a value, which may be all that holds it."""
+    """Record that the operand stack releases a value, perhaps its last reference."""
     if isinstance(value.source, LocalSource) and value.source.name.startswith(_FROM_STACK):
         if all(value is not local for local in frame.locals.values()):
             release(frame, value)
@@ -48,7 +48,7 @@ def _is_programs(reference: weakref.ref[Any]) -> bool:
 
 
 def has_finalizer(value: Value) -> bool:
-    """Say whether an object with a `__del__` from outside may die with a value."""
+    """Say whether an input object with a `__del__` may die with a value."""
     pending, seen = [value], set()
     while pending:
         current = pending.pop()
@@ -62,7 +62,7 @@ def has_finalizer(value: Value) -> bool:
 
 
 def holds_finalizer(obj: Any, depth: int = 4) -> bool:
-    """Say the same of a real object, or of a container somewhere in which there may be one."""
+    """Say the same of a real object, or of a container that may hold one."""
     plain = obj if isinstance(obj, list | tuple | deque) else ()
     inside = obj.values() if isinstance(obj, dict) else plain
     mine = isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj)

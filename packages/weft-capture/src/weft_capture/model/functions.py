@@ -63,7 +63,7 @@ class CellValue(MutableValue):
         self.store(tx, value)
 
     def reconstruct_empty(self, out: Output) -> None:
-        """Make the cell of a class, which making the class fills."""
+        """Create the `__class__` cell of a class, which the class statement fills."""
         out.call(types.CellType, ())
         out.remember(self)
         out.writer.pop()
@@ -91,13 +91,13 @@ class CellValue(MutableValue):
 FUNCTION_FIELDS = frozenset(
     ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__")
 ) | frozenset(ANNOTATE)
-"""Attributes of a function that are not in its `__dict__`, and that capture sets."""
+"""Attributes of a function outside of its `__dict__` that capture sets."""
 _KINDS = {"__name__": str, "__qualname__": str, "__type_params__": tuple, "__annotations__": dict}
 
 
 @dataclass(eq=False)
 class FunctionValue(MutableValue):
-    """A Python function, from outside (`obj`) or made by the program (`obj` is None)."""
+    """A Python function: an input (`obj`) or created by the program (`obj` is None)."""
 
     cls = types.FunctionType
     compares_by_value = False
@@ -288,7 +288,7 @@ def rebuild_function(
     /,
     **kwdefaults: object,
 ) -> types.FunctionType:
-    """Make the function that a MAKE_FUNCTION in the captured frame would have made."""
+    """Create the function of a MAKE_FUNCTION of the captured frame."""
     global_dict = sys._getframe(1).f_globals if global_dict is None else global_dict
     function = types.FunctionType(code, global_dict, code.co_name, defaults or None, cells or None)
     function.__qualname__ = name
@@ -336,7 +336,7 @@ class BoundMethod(Value):
 
 @dataclass(eq=False)
 class ObjectConstant(Value):
-    """A real object used as it is: builtin and C functions, modules, and other opaque things.
+    """An opaque real object: builtin and C functions, modules, and others.
 
     Calls go through the rule table; the object's identity is guarded where it is wrapped.
     """
@@ -373,7 +373,7 @@ class ObjectConstant(Value):
 
 
 class ScriptedFunction(ObjectConstant):
-    """A function that `torch.jit.script` compiled: captured is the Python that it was made of."""
+    """A function that `torch.jit.script` compiled; capture inlines its original Python."""
 
     def forwards(
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
@@ -412,7 +412,7 @@ class BuiltinValue(ObjectConstant):
 
 
 def parametrised(tx: Tracer, hint: Value, key: Value) -> Value:
-    """Evaluate `hint[key]` of a class or type hint; an instance in it would lose its class."""
+    """Evaluate `hint[key]` of a class or type hint; break for an instance in the key."""
     parameters = key.items if isinstance(key, TupleValue) else [key]
     if any(hasattr(tx.force(parameter), "attrs") for parameter in parameters):
         raise Break("constant-required", f"{hint.describe()} of a {key.describe()}")
@@ -420,7 +420,7 @@ def parametrised(tx: Tracer, hint: Value, key: Value) -> Value:
 
 
 class TypeHint(ObjectConstant):
-    """`list[int]`, `int | str`, a NewType and their kind."""
+    """`list[int]`, `int | str`, a NewType and similar type hints."""
 
     def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         return parametrised(tx, self, key)
@@ -443,7 +443,7 @@ class TypeHint(ObjectConstant):
 
 @dataclass(eq=False)
 class PartialValue(Value):
-    """functools.partial, from outside or made by the program."""
+    """functools.partial, an input or created by the program."""
 
     cls = functools.partial
 
@@ -481,7 +481,7 @@ class PartialValue(Value):
 
 
 def function_value(tx: Tracer, obj: types.FunctionType, source: Source) -> FunctionValue:
-    """Return the value of a Python function that is inlined, also where it has a rule."""
+    """Return the value of a Python function that is inlined even where it has a rule."""
     positional = AttrSource(source, "__defaults__")
     defaults = enumerate(obj.__defaults__ or ())
     kwdefaults: dict[str, Value] = {

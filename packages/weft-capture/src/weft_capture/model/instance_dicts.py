@@ -1,4 +1,4 @@
-"""An instance's `__dict__`, read live; only plain writes go through."""
+"""An instance's `__dict__`, a live view; only plain writes are supported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft_capture.model.protocol import Output, Tracer, Value, current_tracer, m
 
 
 class InstanceDict(DictValue):
-    """The `__dict__` of an instance or function, as it is now."""
+    """The `__dict__` of an instance or function, a live view."""
 
     def __init__(self, owner: UserObject | FunctionValue) -> None:
         self.owner = owner

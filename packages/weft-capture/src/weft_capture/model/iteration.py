@@ -1,4 +1,4 @@
-"""Items of any value in the order, and with the calls, that C code of the interpreter makes."""
+"""Iteration over any value, with the same calls in the same order as the interpreter's C code."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HINT = "__length_hint__"
 
 
 def steps(tx: Tracer, items: Value, hinted: bool = True) -> Iterator[Value]:
-    """Yield what a value gives, one by one.
+    """Yield the items of a value, one by one.
 
     Args:
-        hinted: an object is asked its length first, as `list` does (PyObject_LengthHint).
+        hinted: read an object's length first, as `list` does (PyObject_LengthHint).
     """
     if not isinstance(items, UserObject) and not hasattr(items.python_type(), "__next__"):
         yield from items.unpack(tx)  # nothing of the program runs
@@ -31,10 +31,10 @@ def steps(tx: Tracer, items: Value, hinted: bool = True) -> Iterator[Value]:
 
 
 def listed(tx: Tracer, items: Value) -> list[Value]:
-    """Return the items as PySequence_Fast takes them: what `iter` gave is asked for `iter` again.
+    """Return the items as PySequence_Fast does, which calls `iter` of the iterator, too.
 
     Raises:
-        Break: when it is not iterable: what wants a sequence says so in its own words.
+        Break: when it is not iterable: the message depends on the C function.
     """
     if not hasattr(items.python_type(), "__iter__") and not isinstance(items, UserObject):
         raise Break("builtin-error", f"{items.describe()} as a sequence")

@@ -1,6 +1,6 @@
 """Iterators that the executor can step: over sequences, and the lazy builtins around them.
 
-Each can be rebuilt where it stands, so that a graph break inside a loop keeps the position.
+Each can be rebuilt at its position, so that a graph break inside a loop keeps it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class IteratorValue(MutableValue):
 class SequenceIterator(IteratorValue):
     """`iter` or `reversed` of a sequence: a real one over the real container of values.
 
-    It sees what changes the container. `position` is the number of steps taken.
+    It sees changes of the container. `position` is the number of steps taken.
 
     Args:
         over: the sequence, or a plain list of values.
-        cls: the class of what this stands for, where that is another one.
+        cls: the class of the program's iterator, where that is another one.
         factory: `iter` or `reversed`.
     """
 
@@ -168,9 +168,9 @@ def iterator_at(owner: dict[Any, Any], view: str, position: int) -> Any:
 
 @dataclass(eq=False)
 class CombinedIterator(IteratorValue):
-    """enumerate, zip, map, filter and their like: lazy, and without a state but their place.
+    """enumerate, zip, map, filter and the like: lazy, with the position as their only state.
 
-    Each step is one of a new real iterator over what is left.
+    Each step is a step of a new real iterator over the remaining items.
 
     Args:
         factory: the real class, called with `prefix`, the inner iterators, and `suffix`.
@@ -192,7 +192,7 @@ class CombinedIterator(IteratorValue):
         return cls
 
     def real(self, tx: Tracer) -> Any:
-        """Return a real iterator that stands where this one stands."""
+        """Return a real iterator at this position."""
         before = [None if value is NONE else Proxy(tx, value) for value in self.prefix]
         iterators = [iter(Proxy(tx, value)) for value in self.inner]
         arguments = (*before, *iterators, *self.suffix(self.position))
@@ -214,7 +214,7 @@ class CombinedIterator(IteratorValue):
 
 @dataclass(eq=False)
 class Iterated(Value):
-    """An iterator of the program that was asked for `iter` before, and is not asked again."""
+    """An iterator of the program whose `__iter__` was called before, and is not called again."""
 
     inner: Value
 
@@ -232,7 +232,7 @@ class Iterated(Value):
 
 
 class Stepped:
-    """What an iterator of the program is for iterators in C: it runs no `__iter__`."""
+    """An iterator of the program inside an iterator in C, which does not call its `__iter__`."""
 
     def __init__(self, iterator: Iterator[object]) -> None:
         self._iterator = iterator
@@ -245,7 +245,7 @@ class Stepped:
 
 
 def iterated(tx: Tracer, iterable: Value) -> Value:
-    """Return `iter` of a value, for what asks for it once and then steps."""
+    """Return `iter` of a value, for code that calls `iter` once and then steps."""
     iterator = iterable.tp_iter(tx)
     mro_entry = find_in_class(iterator.python_type(), "__iter__")
     return (
@@ -257,7 +257,7 @@ def iterated(tx: Tracer, iterable: Value) -> Value:
 
 @dataclass(eq=False)
 class ExternalIterator(Value):
-    """An iterator that existed before the frame: stepping it is done for real, by a break.
+    """An iterator that existed before the frame: a step of it is a break, and runs eagerly.
 
     A loop over it therefore compiles its body once, not once for each position.
     """

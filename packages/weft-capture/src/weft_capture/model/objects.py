@@ -51,7 +51,7 @@ OBJECT_METHODS: dict[str, Callable[..., Value]] = {}
 
 
 class ObjectKey:
-    """An object with a `__hash__` of its own as a dict key or set element."""
+    """An object with a `__hash__` in Python as a dict key or set element."""
 
     def __init__(self, value: UserObject) -> None:
         self.value = value
@@ -74,7 +74,7 @@ class ObjectKey:
             return tx.is_equal(self.value, right)
 
     def is_repeatable(self) -> bool:
-        """Say whether an object made here, of literals, hashes in the replacement code as here."""
+        """Say whether a new object, built of literals, hashes in the new code as it does here."""
         tx, value = current_tracer(), self.value
         code = getattr(value.cls.__hash__, "__code__", None)
         if value.obj is not None or (tx.effects and getattr(code, "co_filename", "") != "<string>"):
@@ -165,7 +165,7 @@ class UserObject(InstanceValue):
             self.plain_delattr(tx, name)
 
     def _by_program(self, tx: Tracer, name: str, *args: Value) -> bool:
-        """Call the class's own version of a method of `object`, if it has one."""
+        """Call the class's override of a method of `object`, if it has one."""
         if self.has_special(name):
             self.special(tx, name).tp_call(tx, list(args), {})
             return True
@@ -229,7 +229,7 @@ class UserObject(InstanceValue):
         self.store(tx, name, DELETED)
 
     def store(self, tx: Tracer, name: str, value: Value) -> None:
-        """Write the instance dict, past any `__setattr__`."""
+        """Write the instance dict, bypassing any `__setattr__`."""
         tx.mutate(self)
         tx.check_namespace(instance := attributes.dict_of(self.obj))
         tx.released_ids.add(id(instance.get(name)))
@@ -269,7 +269,7 @@ class UserObject(InstanceValue):
         """Say whether the class defines a special method in Python.
 
         Raises:
-            Break: when it is another descriptor of the program.
+            Break: when it is another descriptor.
         """
         mro_entry = attributes.lookup(self.cls, name)
         if mro_entry is None or isinstance(mro_entry[1], attributes.C_METHODS):
@@ -386,13 +386,13 @@ _WITHOUT: dict[str, Callable[[Any], object]] = {
     "__call__": lambda obj: obj(),
     "__getitem__": lambda obj: obj[0],
 }
-"""What asks for a special method: the interpreter names the class of an object without it."""
+"""Special method -> the operation whose error names the class of an object without it."""
 
 _INPLACE = tuple(f"__i{name}__" for name in ("add", "and", "mul", "or", "sub", "xor"))
 
 
 def _overrides(cls: type) -> bool:
-    """Say whether a class has special methods of its own in Python, other than to make it."""
+    """Say whether a class defines special methods in Python, other than for construction."""
     return any(
         attributes.is_python_code(item) and name.startswith("__") and name not in _MAKING
         for name, item in cls.__dict__.items()
@@ -403,7 +403,7 @@ _MAKING = ("__new__", "__init__", "__init_subclass__", "__class_getitem__")
 
 
 def new_instance(cls: type, *base: object) -> Any:
-    """Make an instance without running its class's `__init__` or Python `__new__`."""
+    """Create an instance without running its class's `__init__` or Python `__new__`."""
     if issubclass(cls, torch.Tensor):
         return as_kind(base[0], cls)
     makers = (base_class.__dict__.get("__new__") for base_class in cls.__mro__)
@@ -412,13 +412,13 @@ def new_instance(cls: type, *base: object) -> Any:
 
 
 def as_kind(tensor: Any, cls: type = torch.Tensor) -> Any:
-    """Return a tensor of a class on the memory, and with the history, of another."""
+    """Return a tensor of a class that shares memory and `grad_fn` with another."""
     with torch._C.DisableTorchFunction(), torch.enable_grad():
         return tensor.as_subclass(cls)
 
 
 def fill_instance(obj: Any, base: Any) -> None:
-    """Give an instance of a subclass of a builtin container its contents."""
+    """Fill an instance of a subclass of a builtin container."""
     builtin = type(base)
     if isinstance(base, dict):
         builtin.clear(obj)
@@ -429,7 +429,7 @@ def fill_instance(obj: Any, base: Any) -> None:
 
 
 def _is_slot(descriptor: object) -> bool:
-    """Say whether this is a slot of a class in Python; members of C's may convert, or refuse."""
+    """Say whether this is a slot of a class in Python; members of C classes may convert values."""
     slot = isinstance(descriptor, types.MemberDescriptorType)
     return slot and "__slots__" in vars(descriptor.__objclass__)  # type: ignore[attr-defined]
 
@@ -451,11 +451,11 @@ class ModuleValue(UserObject):
 
 
 class StreamValue(UserObject):
-    """A text stream of the standard library's own, such as `sys.stdout` (`language.messages`)."""
+    """A text stream of the standard library, such as `sys.stdout` (`language.messages`)."""
 
 
 def is_plain_stream(obj: object) -> bool:
-    """Say whether this is a text stream that looks at nothing of the program when written to."""
+    """Say whether a write to this text stream runs no code of the program."""
     if not issubclass(type(obj), io.TextIOBase) or "write" in getattr(obj, "__dict__", ()):
         return False
     names = ("write", "flush", "__getattribute__")

@@ -1,12 +1,11 @@
-"""`Value`: what the symbolic executor computes with, in the place of Python objects.
+"""`Value`: the symbolic executor's representation of Python objects.
 
 Every value on the executor's stack is a `Value`. Operations take the tracer `tx` first and either
 return a value, raise `Break` (cannot be captured) or raise `Raised` (the program raises here).
-A value that stands for an object that existed before the frame has a `source`, which tells how to
-load the object again in generated code; a value made during capture has none and is rebuilt by
-`reconstruct`.
+A value of an object that existed before the frame has a `source`, from which generated code loads
+the object; a value created during capture has none and is rebuilt by `reconstruct`.
 
-What a kind supports beyond the defaults is given by overriding, and by rows of its method table:
+Classes extend the defaults by overriding, and by rows of their method table:
 
     @method(ListValue, "append")
     def _(tx, self, item): ...
@@ -57,9 +56,9 @@ class Value:
     methods: ClassVar[dict[str, Handler]] = {}
     """Rows added by `method`: name -> handler(tx, self, *args, **kwargs)."""
     in_graph: ClassVar[bool] = False
-    """Whether values of this kind are nodes of the graph."""
+    """Whether values of this class are nodes of the graph."""
     is_scalar: ClassVar[bool] = False
-    """Whether values of this kind are numbers that the graph holds as tensors of one element."""
+    """Whether values of this class are numbers that the graph holds as 0-dim tensors."""
     several: ClassVar[bool] = False
     """Whether `cls` is one of several classes, each with some of these methods."""
 
@@ -164,7 +163,7 @@ class Value:
     def forwards(
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
     ) -> tuple[Value, list[Value], Kwargs] | None:
-        """Return the call that a call of this value is, where it is that of another value."""
+        """Return the call that a call of this value forwards to, if any."""
         return None
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
@@ -232,11 +231,11 @@ class Value:
     def call_base_method(
         self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
-        """Call `kind.name(self, ...)`: the method of one builtin class, overridden or not."""
+        """Call `base_class.name(self, ...)`, the method of a builtin class, even if overridden."""
         return self.call_method(tx, name, args, kwargs)
 
     def find_method(self, name: str) -> Handler | None:
-        """Return the handler of a method, also one inherited from a base kind."""
+        """Return the handler of a method, also an inherited one."""
         if self.several and not hasattr(self.python_type(), name):
             return None
         for base_class in type(self).__mro__:
@@ -288,7 +287,7 @@ class Value:
 
     @staticmethod
     def checked_iterator(tx: Tracer, iterator: Value) -> Value:
-        """Check what an `__iter__` of the program returned."""
+        """Check the result of an `__iter__` of the program."""
         cls = iterator.python_type()
         if not hasattr(cls, "__next__"):
             tx.raise_(TypeError, f"iter() returned non-iterator of type '{cls.__name__}'")
@@ -352,7 +351,7 @@ class MutableValue(Value):
 
 
 class InstanceValue(MutableValue):
-    """An instance of a class that has attributes of its own; `obj` is the real one, or None."""
+    """An instance of a class with attributes; `obj` is the real object, or None."""
 
     obj: Any
 
@@ -413,19 +412,19 @@ _current = threading.local()
 
 
 def set_tracer(tx: Tracer) -> None:
-    """Make a capture the current one of this thread; it is not kept alive."""
+    """Set the current capture of this thread, by a weak reference."""
     _current.tracer = weakref.ref(tx)
 
 
 def current_tracer() -> Tracer:
-    """Return the current capture of this thread, for what Python itself calls back."""
+    """Return the current capture of this thread, for callbacks from Python."""
     current: Tracer | None = _current.tracer()
     assert current is not None
     return current
 
 
 def key_in(container: type, item: Value) -> object:
-    """Return an item's hash key for a dict or a set; an error says what it was to be there."""
+    """Return an item's hash key for a dict or a set; errors name its use."""
     try:
         key = item.tp_hash()
         if HASH_NAMES_CONTAINER:
@@ -464,10 +463,10 @@ AT_RUN = object()  # is in hash keys of what the program hashes otherwise
 
 
 def found_by_identity(value: Value, obj: object = None) -> object:
-    """Return the hash key of an object; that no two of them are one is guarded.
+    """Return the hash key of an object that is compared by identity, which is guarded.
 
     Args:
-        obj: the real object, where values that were not read lead to the same.
+        obj: the real object, where several unread values may lead to it.
     """
     current_tracer().effects.keyed(value)
     return value if obj is None else (AT_RUN, id(obj))

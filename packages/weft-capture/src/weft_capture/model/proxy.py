@@ -1,7 +1,7 @@
-"""`Proxy`: the object with which the interpreter's own containers and iterators work on values.
+"""`Proxy`: an object through which the interpreter's containers and iterators work on values.
 
 A real list of proxies sorts, searches and compares as the program's list would, a real `zip` or
-`map` over them takes its steps in the same order, and their errors are the real ones.
+`map` over them makes the same steps in the same order, and the errors are the real ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft_capture.model.protocol import Tracer, Value
 
 
 class Proxy:
-    """Stands for a value; what is asked of it is asked of the value. `tx.literal` undoes it."""
+    """A proxy of a value, which forwards special methods to it. `tx.literal` unwraps it."""
 
     __slots__ = ("tx", "value")
     __hash__ = object.__hash__

@@ -1,4 +1,4 @@
-"""Which values a value holds, as far as capture knows."""
+"""The values that a value refers to, as far as capture knows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft_capture.model.protocol import MethodOf, Value
 
 
 def children(value: Value) -> Iterator[Value]:
-    """Yield what an object holds, as far as capture knows."""
+    """Yield the values that an object refers to, as far as capture knows."""
     if isinstance(value, SequenceValue):
         yield from value.added if isinstance(value, ListValue) else value.items
     elif isinstance(value, DictValue):
@@ -37,7 +37,7 @@ def children(value: Value) -> Iterator[Value]:
 
 
 def leads_to(pending: list[Value], wanted: Value) -> bool:
-    """Say whether one of these values is, or (indirectly) holds, another that is made here."""
+    """Say whether one of these values is, or refers to, a new value, directly or indirectly."""
     seen: set[int] = set()
     for value in pending:  # which grows: what is near comes first
         if value is wanted:

@@ -1,9 +1,9 @@
-"""Marks on the calls in a graph of which like ones may be compiled once.
+"""Region marks: nodes of equal calls, which may be compiled once.
 
-Operations say in `meta["regions"]` of which calls they are, the outermost first: a number, what
-was called, and how many kinds of calls it may have, None for a module's call that nobody marked.
-In `meta["left_as"]` they say how a result looked when the next call began or ended, for it may be
-written later. Calls of modules are marked where that is asked for.
+`meta["regions"]` of a node lists its calls, outermost first: a number, the callee, and how many
+variants may be compiled, None for an unmarked module's call. `meta["left_as"]` has the state of a
+result when the next call began or ended, as it may be written later. Calls of modules are marked on
+request.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _CALLS = itertools.count()
 
 @contextmanager
 def one_call(tx: Tracer, what: str, limit: int | None = None) -> Iterator[None]:
-    """Mark the operations of the block as those of one call, if it ends in the modes it began in.
+    """Mark the operations of the block as one call, if it restores the modes.
 
     Args:
         tx: the capture.
         what: the function or class that is called.
-        limit: how many kinds of calls may be compiled; None for a module's call.
+        limit: how many variants may be compiled; None for a module's call.
     """
     if limit is None and not tx.marks_modules:
         yield
@@ -55,13 +55,13 @@ def _note_results(tx: Tracer) -> None:
 
 
 def result_state(node: Node) -> object:
-    """Return what may change of a tensor after the operation that made it."""
+    """Return the state of a tensor that later operations may change."""
     result = node.meta.get("example_value")
     return (version_of(result), result.requires_grad) if isinstance(result, torch.Tensor) else None
 
 
 def modes_of(tx: Tracer) -> tuple[object, ...]:
-    """Return the modes that the program is in."""
+    """Return the current modes of the program."""
     return torch.is_grad_enabled(), tuple(tx.open_contexts), len(tx.transforms)
 
 
