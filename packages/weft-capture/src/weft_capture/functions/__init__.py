@@ -1,4 +1,4 @@
-"""What capture knows about functions it cannot look inside: builtins, the standard library, torch.
+"""Rules for functions that capture cannot inline: builtins, the standard library, torch.
 
 `table` holds the rows and looks a callable up; the other files fill it, one family each. A row is
 a handler under `@rule(bisect.bisect)` that takes the tracer and the arguments as values. It returns

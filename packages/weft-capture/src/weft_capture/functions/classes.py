@@ -1,4 +1,4 @@
-"""Classes: reading their attributes, making instances, methods of builtin base classes."""
+"""Classes: attributes, instantiation, and methods of builtin base classes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
         for scalar_class in (int, float, str, bytes, tuple, frozenset, complex)
     },
 }
-"""Builtin class -> (tx, arguments of `__new__`) -> the part of an instance that it makes."""
+"""Builtin class -> (tx, arguments of `__new__`) -> the base value of an instance."""
 
 
 def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
     """Call a class that has no rule.
 
     Raises:
-        Break: when its instances cannot be made symbolically.
+        Break: when its instances cannot be created symbolically.
     """
     real_class = cls.obj
     meta_call = attributes.lookup(type(real_class), "__call__")
@@ -145,7 +145,7 @@ def new_object(tx: Tracer, cls: type, args: list[Value]) -> Value:
 
 
 def plain_object(tx: Tracer, cls: type) -> Value:
-    """Do what `object.__new__` does, which refuses abstract classes and those of C types."""
+    """Do what `object.__new__` does, which refuses abstract classes and C types."""
     _check_no_finalizer(cls)
     real_call(tx, object.__new__, cls)
     return UserObject(cls)
@@ -168,7 +168,7 @@ class ClassValue(ObjectConstant):
         return instantiate(tx, self, args, kwargs)
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
-        # An operator or builtin function looks past the class at its metaclass.
+        # An operator or builtin function looks a method up in the metaclass.
         special = self._of_metaclass(tx, name) if name.startswith("__") else None
         bound = special or self.tp_getattro(tx, name)
         if isinstance(bound, MethodOf):
@@ -234,7 +234,7 @@ class ClassValue(ObjectConstant):
         return self._read(tx, name, real_call(tx, getattr, self.obj, name))
 
     def _read(self, tx: Tracer, name: str, real: Any) -> Value:
-        """Return the value of what an attribute reads; a made class's C methods stay unbound."""
+        """Return the value of an attribute; C methods of a class of this frame stay unbound."""
         bound = self.obj in MADE and isinstance(real, types.BuiltinFunctionType)
         if bound and not table.find(real) and not table.find(getattr(type, name, None)):
             return MethodOf(self, name)
@@ -263,7 +263,7 @@ class ClassValue(ObjectConstant):
         self._change_by(tx, "delattr", name)
 
     def _change_by(self, tx: Tracer, what: str, name: str, *value: Value) -> None:
-        """Do what the metaclass does about an attribute."""
+        """Set or delete an attribute as the metaclass does."""
         special = self._of_metaclass(tx, f"__{what}__")
         if special is not None:
             special.tp_call(tx, [constant(name), *value], {})
@@ -273,7 +273,7 @@ class ClassValue(ObjectConstant):
             raise Break("c-attribute", f"{what} of {self.describe()}")
 
     def _of_metaclass(self, tx: Tracer, name: str) -> Value | None:
-        """Return a method that the metaclass has in Python."""
+        """Return a method that the metaclass defines in Python."""
         mro_entry = attributes.lookup(type(self.obj), name)
         in_python = mro_entry is not None and attributes.is_python_code(mro_entry[1])
         return BoundMethod(tx.const_object(mro_entry[1]), self) if mro_entry and in_python else None
@@ -282,7 +282,7 @@ class ClassValue(ObjectConstant):
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
         """Do what `type.__setattr__` does."""
-        # One that existed before the frame: mere data.
+        # A class that existed before the frame: only data.
         cls = self.obj
         mro_entry = attributes.lookup(cls, name)
         plain = not (hasattr(type(cls), name) or name.startswith("__"))
@@ -396,7 +396,7 @@ class BaseMethod(Value):
 
 
 _GENERIC = ("__getattribute__", "__setattr__", "__delattr__")
-"""Methods of builtin classes that do what those of `object` do."""
+"""Methods of builtin classes that equal those of `object`."""
 
 
 def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs) -> Value:
@@ -413,7 +413,7 @@ def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs)
 
 
 def _plainly(name: str) -> Callable[..., Value]:
-    """Return what `object` does about an attribute, past what the class of the object does."""
+    """Return the handler of `object.__setattr__` or `object.__delattr__`."""
 
     def run(tx: Tracer, owner: Value, attribute: Value, *value: Value) -> Value:
         if isinstance(owner, ClassValue) or len(value) != (name == "setattr"):

@@ -1,8 +1,8 @@
-"""Generators and coroutines made by the program: frames that run one yield at a time.
+"""Generators and coroutines of the program: frames that run up to the next yield.
 
-Asynchronous ones yield both to the program, `Wrapped`, and to the event loop where they await.
-One that has started and is needed behind a graph break becomes a real one, of code that begins at
-the yield where it stands (`bytecode.make_resume`).
+Asynchronous generators yield both to the program, `Wrapped`, and to the event loop where they
+await. A started generator that is live after a graph break becomes a real one, whose code begins at
+the current yield (`bytecode.make_resume`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from weft_capture.python_compat import CLOSE_RETURNS
 class GeneratorValue(IteratorValue):
     """A generator or coroutine; `frame` is None when it has ended.
 
-    `cls` may be the class of the library that this is a version of, `made_by` what makes it.
+    For a polyfill `cls` is the class of the original and `made_by` the original callable.
     """
 
     frame: Frame | None
@@ -105,7 +105,7 @@ class GeneratorValue(IteratorValue):
         return self._run(tx, frame)
 
     def throw(self, tx: Tracer, error: Value) -> Value | None:
-        """Raise `error` at the yield where the generator stands, and run to the next yield."""
+        """Raise `error` at the current yield, and run to the next yield."""
         frame = self.frame
         if frame is None or not self.started:
             if frame is None:
@@ -135,7 +135,7 @@ class GeneratorValue(IteratorValue):
         return self._run(tx, frame, error)
 
     def close(self, tx: Tracer) -> Value:
-        """Do what `close` does; from 3.13 it gives what the generator returned then."""
+        """Do what `close` does; from 3.13 it returns the generator's return value."""
         if self.frame is None or not self.started:
             tx.journal.touch(self)
             self.frame = self.returned = None
@@ -181,7 +181,7 @@ class GeneratorValue(IteratorValue):
     # ---- behind a graph break
 
     def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
-        """Break, where it was made, if the interpreter would notice that it is dropped."""
+        """Break at its creation if the interpreter would run code when it is dropped."""
         frame = self.frame
         if frame is None or self in rebuilt:
             return
@@ -193,7 +193,7 @@ class GeneratorValue(IteratorValue):
             raise Break("generator", what, tx.steps.restart_step_of(self))
 
     def _ends_silently(self, tx: Tracer) -> bool:
-        """Say whether its handlers do nothing when it is closed."""
+        """Say whether closing it has no side effects."""
         from weft_capture.effects.rehearsals import isolated  # noqa: PLC0415 - import cycle
 
         born, self.born = self.born, sys.maxsize  # what it changes of its own, nobody sees
@@ -240,7 +240,7 @@ class GeneratorValue(IteratorValue):
         out.call(standing, [*made_of, *names, *arguments])
 
     def _lasting(self, out: Output) -> str:
-        """Say what the real generator could not be given."""
+        """Return a reason why no real generator can be created, or an empty text."""
         frame = self.frame
         if self.function.attributes:
             return "may have had another name"
@@ -256,14 +256,14 @@ class GeneratorValue(IteratorValue):
 
 @dataclass(eq=False)
 class Wrapped(Value):
-    """What an asynchronous generator yields to the program."""
+    """An item that an asynchronous generator yields to the program."""
 
     value: Value
 
 
 @dataclass(eq=False)
 class AsyncStep(IteratorValue):
-    """What `asend`, `__anext__`, `athrow` and `aclose` of an asynchronous generator return."""
+    """The awaitable of `asend`, `__anext__`, `athrow` or `aclose` of an asynchronous generator."""
 
     changing: ClassVar[tuple[str, ...]] = ("state", "returned")
 
@@ -284,7 +284,7 @@ class AsyncStep(IteratorValue):
         return self.send(tx, NONE)
 
     def send(self, tx: Tracer, value: Value) -> Value | None:
-        """Go on up to where the generator waits; None when the step is done."""
+        """Run until the generator waits; None when the step is done."""
         owner = self.owner
         if self.state == "running":
             return self._run(tx, owner.send, value)
@@ -327,7 +327,7 @@ class AsyncStep(IteratorValue):
         return None
 
     def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
-        """Break, where it was made, if the interpreter warns that it was never awaited."""
+        """Break at its creation if the interpreter would warn that it was never awaited."""
         if self.state == "new" and self not in rebuilt:
             raise Break(
                 "generator", f"{self.name} is never awaited", tx.steps.restart_step_of(self)
@@ -342,7 +342,7 @@ class AsyncStep(IteratorValue):
 def make_generator(
     frame: Frame, function: FunctionValue, args: list[Value], kwargs: Kwargs
 ) -> GeneratorValue:
-    """Return what a call of a generator or coroutine function gives; `frame` is its frame."""
+    """Return the generator or coroutine of a call; `frame` is its frame."""
     tx = frame.tx
     generator = GeneratorValue(frame, function, args, kwargs)
     if generator.type_name == "coroutine":

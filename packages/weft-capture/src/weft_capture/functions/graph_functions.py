@@ -1,4 +1,4 @@
-"""Which functions of torch become nodes of the graph."""
+"""Functions of torch that become nodes of the graph."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _NATIVE = (
 """Namespaces of C functions that compute on tensors."""
 
 _PYTHON_MODULES = frozenset(("torch.nn.functional", "torch.functional"))
-"""Python functions defined here are nodes of their own: AOT sees through them later."""
+"""Python functions of these modules become nodes; AOT traces through them later."""
 
 _INLINED: frozenset[object] = frozenset(
     (F.multi_head_attention_forward, torch.nn.functional._canonical_mask)
 )
-"""...except those whose Python does more than call operators."""
+"""Exceptions: functions whose Python does more than call operators."""
 
 
 def hashes_silently(obj: object) -> bool:
-    """Say whether an object has a hash, which runs no code of the program."""
+    """Say whether an object is hashable without running code of the program."""
     cls = type(obj)
     if cls.__module__ == "torch._ops":
         return True

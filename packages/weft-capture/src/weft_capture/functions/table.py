@@ -1,4 +1,4 @@
-"""The rule table: from a real callable to what capture does when the program calls it."""
+"""The table of callables: how capture treats a call of a known callable."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def decline(code: str, what: str, *callables: object) -> None:
 
 @functools.cache
 def load() -> None:
-    """Import every family of rules, so that their rows are in the table.
+    """Import all modules of rules, which fill the table.
 
-    One that does not fit this torch is left out: what its rows are about then breaks the graph.
+    A module that does not fit this torch is skipped: its callables then break the graph.
     """
     check_torch()
     for family in _FAMILIES:
@@ -191,7 +191,7 @@ def code_handler(code: types.CodeType) -> Handler | None:
 
 @functools.cache
 def _caller(original: Any) -> Handler:
-    """Return what calls a function that Dynamo, once loaded, hides from itself."""
+    """Return a handler that calls the function that Dynamo has wrapped."""
     return lambda tx, *args, **kwargs: tx.const_object(original).tp_call(tx, list(args), kwargs)
 
 
@@ -218,7 +218,7 @@ def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     constant.
 
     Raises:
-        Break: with code c-function, when nothing of that applies.
+        Break: with code c-function, when none of these applies.
     """
     return tx.overrides.evaluate(obj, args, kwargs, functools.partial(_call_rule, tx, obj))
 
@@ -246,7 +246,7 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
 
 
 def _call_as_method(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value | None:
-    """Call what is a method of its first argument or of a class; None for what is neither."""
+    """Call a method of the first argument or of a class; None for other callables."""
     name = getattr(obj, "__name__", "")
     if type(obj) is types.MethodWrapperType and name == "__get__" and len(args) == 1:
         described: Any = obj.__self__
@@ -263,12 +263,12 @@ def _call_as_method(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> 
 
 
 def _rule_for_class(cls: type, name: str) -> Handler | None:
-    """Return the rule of a method of C that is bound to a class: its own, or its metaclass's."""
+    """Return the rule of a C method bound to a class, from the class or its metaclass."""
     return find(inspect.getattr_static(cls, name, None)) or find(getattr(type(cls), name, None))
 
 
 def _first_loaded(obj: Any) -> Any:
-    """Return the function of C of which this one is another, where its module was loaded twice."""
+    """Return the first copy of a C function whose module was loaded twice."""
     if not isinstance(obj, types.BuiltinFunctionType) or type(obj.__self__) is not types.ModuleType:
         return obj
     first = sys.modules.get(obj.__module__ or "")
@@ -278,7 +278,7 @@ def _first_loaded(obj: Any) -> Any:
 
 
 def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: Any = None) -> Value:
-    """Call the handler of a callable, which names the error where its arguments are wrong."""
+    """Call the handler of a callable, with the callable's own errors for wrong arguments."""
     frame, in_c = tx.frame, _in_c(of)
     try:
         _signature(handler).bind(tx, *args, **kwargs)

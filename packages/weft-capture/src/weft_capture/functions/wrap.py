@@ -1,4 +1,4 @@
-"""From a Python object and its source to a value, with the guards that make the value right.
+"""Wrap a Python object and its source in a value, with guards.
 
 `wrap` looks the object's exact type up in `EXACT`, then tries the classes and predicates of
 `FAMILIES` in order. A row's function gets (tx, obj, source) and returns the value.
@@ -86,11 +86,11 @@ Wrapper = Callable[[Any, Any, Source], Value]
 
 
 def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
-    """Return the value of an object from outside; the same object gives the same value.
+    """Return the value of an input object; the same object gives the same value.
 
     Args:
         obj: the object.
-        source: where it comes from; guards are about this source.
+        source: its source, for the guards.
     """
     if is_constant_object(obj):
         return _wrap_constant(tx, obj, source)
@@ -113,7 +113,7 @@ def _is_of(family: Any, obj: Any) -> bool:
 
 
 def literal(tx: Tracer, obj: Any) -> Value:
-    """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
+    """Convert new Python data into values, and proxies into their values."""
     cls = type(obj)
     if isinstance(obj, Value | Proxy):
         return obj if isinstance(obj, Value) else obj.value
@@ -141,7 +141,7 @@ def _typed(make: Wrapper) -> Wrapper:
 
 
 def _identical(make: Callable[[Any, Source], Value]) -> Wrapper:
-    """Wrap what is good for this very object."""
+    """Wrap an object that is guarded by identity."""
 
     def wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
         tx.guard_identity(source, obj)

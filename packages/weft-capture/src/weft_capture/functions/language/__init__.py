@@ -1,1 +1,1 @@
-"""Rows for builtins and the standard library."""
+"""Rules for builtins and the standard library."""

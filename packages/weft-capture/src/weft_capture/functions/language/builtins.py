@@ -204,7 +204,7 @@ def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa
 
 
 def _total(tx: Tracer, numbers: list[Value]) -> Value:
-    """Add numbers as `sum` does, which from CPython 3.12 on also adds what floats lose."""
+    """Add numbers as `sum` does, which from CPython 3.12 on compensates rounding errors."""
     if all(isinstance(number, Constant) for number in numbers):
         start, *others = (number.as_constant() for number in numbers)
         return constant(real_call(tx, sum, others, start))
@@ -229,7 +229,7 @@ def _added(start: float, *numbers: float) -> float:
 
 
 def _compensated(total: Any, *numbers: Any) -> torch.Tensor:
-    """Add numbers and 0-dim tensors, with the sum of what each addition of floats rounds away."""
+    """Add numbers and 0-dim tensors with compensation of rounding errors (Neumaier)."""
     lost = torch.zeros((), dtype=torch.float64)
     for number in numbers:
         integral = [not torch.as_tensor(operand).is_floating_point() for operand in (total, number)]
@@ -384,7 +384,7 @@ def _reversed(tx: Tracer, items: Value) -> Value:
 
 
 def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:
-    """Return what an iterator gave, or raise StopIteration with what its generator returned."""
+    """Return the item of an iterator, or raise StopIteration with its generator's return value."""
     if item is not None:
         return item
     returned = getattr(self, "returned", None)
@@ -436,7 +436,7 @@ method(GeneratorValue, "__aiter__")(lambda tx, self: self)
 
 
 def _is_hooked() -> bool:
-    """Say whether other hooks than those of asyncio are told of asynchronous generators."""
+    """Say whether asynchronous generator hooks other than asyncio's are set."""
     hooks = filter(None, sys.get_asyncgen_hooks())
     return any(getattr(hook, "__module__", "") != "asyncio.base_events" for hook in hooks)
 

@@ -28,12 +28,12 @@ from weft_capture.tensors.tensor import SymValue
 class CachedFunction(ObjectConstant, MutableValue):
     """A function under functools.lru_cache or functools.cache.
 
-    Called with constants, or objects it knows by identity, the real function is called, so that its
-    body runs once in the process as in eager; one of the program's must only compute, one of an
-    installed library may warn. A constant result is taken while the cache has it; else the function
-    behind it is traced, since a cache changes no result of a pure function. Of one of the
-    program's, other objects are those in the cache. With sizes that vary the function is traced, if
-    it only computes; what it makes is only read. Calls count in each run.
+    With constants, or objects compared by identity, the real function is called, so that its
+    body runs once in the process as in eager; a function of the program must be pure, one of an
+    installed library may warn. A constant result is used while the cache holds it; otherwise the
+    wrapped function is traced, since a cache does not change the result of a pure function. For a
+    function of the program, other results are the objects in the cache. With symbolic sizes a pure
+    function is traced, and its results may only be read. Calls count in each run.
     """
 
     calls: list[tuple[object, list[Value], Kwargs]] = field(default_factory=list)
@@ -147,7 +147,7 @@ def _vary(values: Sequence[Value]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _InCache(RootSource):
-    """Where a list is from that the cache gives to whoever asks next, so that it may not change."""
+    """The source of a mutable object in a cache, which other callers share: it may not change."""
 
     made_at: int
 
@@ -165,7 +165,7 @@ def _kept(result: object) -> Source:
 
 
 class _Again:
-    """Calls a cached function, but not the first time where capture did."""
+    """Calls a cached function, except the first time where capture has called it."""
 
     def __init__(self, done: bool) -> None:
         self.done = done
@@ -177,14 +177,14 @@ class _Again:
 
 
 def _still_knows(function: Any, misses: int) -> bool:
-    """Say whether a cache still has what it had after so many misses."""
+    """Say whether a cache still has the entries it had at this number of misses."""
     now = function.cache_info()
     full = now.maxsize is not None and now.currsize >= now.maxsize
     return bool(now.misses == misses or (now.misses > misses and not full))
 
 
 def _real(tx: Tracer, value: Value) -> Any:
-    """Return a constant, or an unchanged object that the cache recognises by identity."""
+    """Return a constant, or an unchanged object that the cache compares by identity."""
     value = tx.force(value)
     if not isinstance(value, UserObject) or value.obj is None or value.attrs or value.base_changed:
         return value.as_constant()

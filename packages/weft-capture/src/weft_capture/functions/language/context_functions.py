@@ -81,7 +81,7 @@ def _disable_hooks(tx: Tracer, error_message: Value) -> Value:
 
 
 def _recreate(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> Value | None:
-    """Make the context of a decorator such as `@sdpa_kernel(...)` by the rule for its function."""
+    """Create the context of a decorator such as `@sdpa_kernel(...)` by its function's rule."""
     (manager,) = args
     make = manager.tp_getattro(tx, "func")
     if not isinstance(make, BuiltinValue):
@@ -99,11 +99,10 @@ _CHECKPOINT_OPTIONS = (
 
 @rule(torch.utils.checkpoint.checkpoint)
 def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
-    """Trace the function itself; its nodes are marked as those to compute again in the backward.
+    """Inline the function; its nodes are marked for recomputation in the backward.
 
-    What a `context_fn` would keep is not known here: the partitioner chooses. A function that
-    writes to what was there before (BatchNorm's statistics, a counter) does so twice, so it is no
-    such region.
+    A `context_fn` is ignored: the partitioner chooses the tensors to save. A function that writes
+    to existing objects (BatchNorm's statistics, a counter) does so twice, so the graph breaks.
     """
     kept = {name: value for name, value in kwargs.items() if name not in _CHECKPOINT_OPTIONS}
     before, writes, step = tx.graph.region, tx.graph.writes(), tx.steps.now
@@ -135,7 +134,7 @@ class _CheckpointReads:
     versions: list[tuple[torch.Tensor, int]]
 
     def check(self, _: Tracer, rebuilt: object) -> None:
-        """Call the function for real if the program writes to them afterwards."""
+        """Run the call eagerly if the program writes to them afterwards."""
         if any(version_of(tensor) != version for tensor, version in self.versions):
             what = "a write to what a checkpointed function reads"
             raise Break("higher-order-op", what, self.step)
@@ -150,7 +149,7 @@ pure(torch.are_deterministic_algorithms_enabled)
 
 @rule_of_each(torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_num_threads)
 def _setting(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
-    """Answer from the real state, too; torch's guard has autocast's only while that is on."""
+    """Read the real state, with a guard where torch's own guard does not cover it."""
     result = fold(tx, function, list(args), kwargs)
     if not any(isinstance(context, torch.autocast) for context in tx.open_contexts):
         arguments = tuple(ConstSource(arg.as_constant()) for arg in (*args, *kwargs.values()))

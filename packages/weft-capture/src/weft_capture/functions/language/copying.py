@@ -1,4 +1,4 @@
-"""copy.copy and copy.deepcopy: the library's code, traced; what an object is made of are rules."""
+"""copy.copy and copy.deepcopy: the library's Python is traced; `__reduce_ex__` has a rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN_BASES = {object, list, dict, int, float, str, bytes, complex}
 
 
 def _check(value: Value) -> None:
-    """Refuse modules, state dicts, and constants whose class may say how they are copied."""
+    """Break for modules, state dicts, and constants whose class may customise copies."""
     odd = isinstance(value, Constant) and not is_constant_object(value.value)
     if odd or isinstance(value, ModuleValue) or getattr(value, "metadata", None) is not None:
         raise Break("object-creation", f"a copy of {value.describe()}")

@@ -366,7 +366,7 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
 
 
 def _one_by_one(tx: Tracer, self: SetValue, name: str, args: tuple[Value, ...]) -> bool:
-    """Call a method of a set for each operand or item, as far as it can be told apart."""
+    """Call a method of a set for each operand or item, where the result is the same."""
     sets = any(isinstance(getattr(arg, "base", None), SetValue) for arg in args)
     sets = sets or any(isinstance(arg, SetValue | DictValue) for arg in args)
     if name == "update" and not sets:
@@ -384,7 +384,7 @@ def _sets(operands: list[Any]) -> Iterator[set[Any] | frozenset[Any]]:
 
 
 def _keys(tx: Tracer, items: Value, values_by_key: dict[object, Value]) -> Iterator[object]:
-    """Yield the hash keys of what a value gives, which is noted in `values_by_key`."""
+    """Yield the hash keys of the items of a value, which are added to `values_by_key`."""
     for item in steps(tx, items, hinted=False):
         key = item.tp_hash()
         values_by_key[key] = item
@@ -392,7 +392,7 @@ def _keys(tx: Tracer, items: Value, values_by_key: dict[object, Value]) -> Itera
 
 
 def _log_change(tx: Tracer, self: SetValue, name: str, operands: list[Value]) -> None:
-    """Note what is done to a set from outside, to be done again after the graph."""
+    """Log a change of an input set, which is repeated after the graph."""
     sets = [arg for arg in operands if name not in _OF_ONE and type(arg) is not TupleValue]
     plain = all(isinstance(arg, SetValue) and not arg.log for arg in sets)
     if name in ("pop", "__init__") or not plain or self in sets:
@@ -413,7 +413,7 @@ def set_of(
 
 
 def as_real(value: Value, keys: list[object]) -> Any:
-    """Return a real object of the hash keys of what a value gives, of a kind that sets know."""
+    """Return a real container of the hash keys of a value's items, as an operand of a set."""
     if isinstance(value, SetValue):
         return value.order
     if isinstance(value, DictValue):

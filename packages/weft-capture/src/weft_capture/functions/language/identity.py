@@ -1,4 +1,4 @@
-"""Whether two values are one object or equal ones, and the guards that it stays so."""
+"""Identity and equality of two values, with their guards."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from weft_capture.tensors.tensor import SymValue
 
 
 def identical(tx: Tracer, left: Value, right: Value) -> bool:
-    """Evaluate `left is right`; that two objects of the program are not one is guarded.
+    """Evaluate `left is right`; the result for two objects of the program is guarded.
 
     Raises:
-        Break: for two equal constants, which may or may not be one object.
+        Break: for two equal constants, which may be one object or two.
     """
     data = Constant | SymValue | symbolic_scalars.SymFloatValue | RuntimeValue
     runtime = any(
@@ -62,7 +62,7 @@ def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
 
 
 def _home(tx: Tracer, value: Any) -> tuple[Source | None, object]:
-    """Return where a number or text comes from, and the object that it is now."""
+    """Return the source of a number or string, and the object."""
     if isinstance(value, Constant):
         return value.origin, value.value
     if isinstance(value, symbolic_scalars.SymFloatValue | RuntimeValue):

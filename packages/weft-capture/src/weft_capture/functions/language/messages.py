@@ -1,8 +1,8 @@
-"""print, logging and warnings: done by the replacement code, in the program's order.
+"""print, logging and warnings: deferred calls, in the program's order.
 
-Only where the library's own streams, handlers and hooks take them, which a guard asks: what else a
-program puts there may look at anything, so the graph breaks. Records and warnings carry the place
-in the program that they come from, which capture knows.
+Only with the standard library's own streams, handlers and hooks, which a guard tests: others may
+read any state, so the graph breaks. Records and warnings get the program's file and line, which
+capture knows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weft_capture.python_compat import FILTERS_MUTATED, WARNINGS_LOCK
 
 
 def _check_unchanged(tx: Tracer, *objects: object) -> None:
-    """Break where the program has changed what the call looks at."""
+    """Break where the program has changed objects that the call reads."""
     if tx.effects.touches(sys, torch._tensor_str.PRINT_OPTS, *objects):
         raise Break("pending-mutation", "output through something that was just changed")
 
@@ -102,7 +102,7 @@ _PLAIN_MODULES = ("logging", "logging.handlers")
 
 
 def _parts(logger: logging.Logger) -> Iterator[Any]:
-    """Yield all that a record comes by: loggers, filters, handlers, formatters, streams."""
+    """Yield the objects that process a record: loggers, filters, handlers, formatters, streams."""
     current: logging.Logger | None = logger
     while current is not None:
         yield from (current, *current.filters)
@@ -122,7 +122,7 @@ def _is_plain(component: object) -> bool:
 
 
 def _log_state(logger: logging.Logger, level: int) -> str:
-    """Return "off" where nothing comes of a message, "plain" where capture knows what does."""
+    """Return "off" for a disabled message, "plain" where only known objects process it."""
     if not logger.isEnabledFor(level):
         return "off"
     plain = all(map(_is_plain, _parts(logger)))
@@ -162,7 +162,7 @@ def _log(tx: Tracer, logger: Value, level: Value, text: Value, *args: Value, **k
 
 
 def _copied(tx: Tracer, value: Value) -> Value:
-    """Return an argument as it is now: a list may change before its text is made."""
+    """Return a snapshot of an argument, which may change before the message is formatted."""
     value = tx.force(value)
     try:
         return value if isinstance(value, HOLES) else tx.literal(value.data(tx))
@@ -194,7 +194,7 @@ _WARNINGS: Any = warnings
 def _action(
     filters: Any, text: str | None, warning_class: type[Warning], module: str | None, line: int
 ) -> str:
-    """Return what becomes of a warning; "error" where what is unknown (None) may decide it."""
+    """Return the action for a warning; "error" where an unknown value (None) may decide it."""
     for action, message, category, where, at in filters:
         if not issubclass(warning_class, category):
             continue
@@ -267,7 +267,7 @@ def _warn(
 
 
 def _warn_now(message: Any, warning_class: Any, *position: Any) -> None:
-    """Warn about a place in the captured frame, or so many frames above it."""
+    """Warn with a position in the captured frame, or in one of its callers."""
     if len(position) == 1:
         frame, above = sys._getframe(1), position[0]
         while above and frame.f_back is not None:
@@ -313,10 +313,10 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, position: Any) -> Valu
 
 @rule(FILTERS_MUTATED)
 def _mutated(tx: Tracer) -> None:
-    """Forget what was given."""
+    """Forget the warnings that were shown."""
     tx.calls.add(_WARNINGS._filters_mutated)
 
 
 @rule_of_each(*WARNINGS_LOCK)
 def _lock(function: Any, tx: Tracer) -> None:
-    """Lock nothing: what the program does meanwhile, generated code does later."""
+    """Do nothing: generated code runs the program's part later."""

@@ -1,4 +1,4 @@
-"""getattr and its like, globals, locals, dir, hash, id: what a program asks about itself."""
+"""Introspection: getattr and the like, globals, locals, dir, hash, id."""
 
 from __future__ import annotations
 import __future__
@@ -56,7 +56,7 @@ class GlobalsValue(Value):
 
 
 def _name_for(tx: Tracer, function: Any, name: Value) -> str:
-    """Return the name of an attribute; what is no text is refused in the function's words."""
+    """Return the name of an attribute; raise the function's error for another type."""
     text = name.as_constant()
     if not isinstance(text, str):
         real_call(tx, function, None, text, *[None] * (function is setattr))
@@ -149,16 +149,16 @@ def _variables(tx: Tracer) -> dict[str, Value]:
 
 
 def _run_as_it_is(tx: Tracer, what: str) -> NoReturn:
-    """Break so that the interpreter runs the frame, in one piece."""
+    """Break so that the frame runs eagerly as a whole."""
     error = Break("frame-access", what)
     error.eager_frame = tx.frame
     raise error
 
 
 def _ask_once(tx: Tracer) -> None:
-    """Have a frame run as it is when its dict of variables may be seen again.
+    """Run a frame eagerly when its dict of locals may be read twice.
 
-    Up to CPython 3.12 a frame has one such dict, which keeps what was put into it.
+    Up to CPython 3.12 a frame has one such dict, which keeps added entries.
     """
     assert tx.frame is not None
     instrs = tx.frame.decoded.instrs
@@ -284,7 +284,7 @@ def _dir(tx: Tracer, value: Value | None = None) -> Value:
 
 @dataclass(eq=False)
 class RuntimeNumber(Value):
-    """A number that only the run knows: an object's id, a thread's. It can be compared."""
+    """A number known only at run time: the id of an object or a thread. It can be compared."""
 
     cls = int
 
@@ -403,7 +403,7 @@ for _name in ("_getframe", "gettrace", "settrace", "getprofile", "setprofile"):
 
 @rule(gc.get_objects, gc.get_referrers)
 def _all_objects(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
-    """Leave the frame to the interpreter: among them are tuples that nobody may look into yet."""
+    """Run the frame eagerly: some of the objects are incomplete tuples."""
     _run_as_it_is(tx, "all objects that there are")
 
 

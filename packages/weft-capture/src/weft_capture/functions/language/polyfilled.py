@@ -1,4 +1,4 @@
-"""Which C functions are traced through a version of theirs in Python (see `polyfills`)."""
+"""The table of C functions that are traced through a version in Python (see `polyfills`)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (functools, ("_lru_cache_wrapper",)),
     (collections, ("_count_elements",)),
 )
-"""Functions in C of which the library has a version in Python too."""
+"""C functions of which the standard library has a Python version."""
 _GETTERS = {
     operator: ("itemgetter", "attrgetter", "methodcaller"),
     functools: ("cmp_to_key",),
@@ -62,7 +62,7 @@ _GETTERS = {
 
 
 def without_c(name: str) -> dict[str, Any]:
-    """Return what a module of the library defines where it does not find its half in C."""
+    """Return the definitions of a library module without its C accelerator."""
 
     def find(wanted: str, *args: Any) -> Any:
         if wanted == f"_{name.partition('.')[0]}":
@@ -134,8 +134,8 @@ class GetterValue(Value):
     """operator.itemgetter, attrgetter or methodcaller; what cmp_to_key returns.
 
     Args:
-        factory: which of them makes it.
-        function: what does its work.
+        factory: the original callable.
+        function: the Python version.
     """
 
     cls: type

@@ -1,7 +1,7 @@
 """Methods of list, tuple, deque and torch.Size: the real ones, on real containers of values.
 
-Methods that compare items work on proxies of them. What all containers have in common (`iter` and
-`reversed`, called as methods) is here too.
+Methods that compare items work on proxies. Methods of all containers (`iter` and `reversed`, called
+as methods) are here, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from weft_capture.tensors.tensor import SymValue
 
 
 def _key(tx: Tracer, value: Value) -> Any:
-    """Return an index or slice as a real method takes it."""
+    """Return an index or slice as an argument of a real method."""
     if isinstance(value, UserObject) and value.has_special("__index__"):
         value = converted(tx, value, "__index__")
     if isinstance(value, SliceValue):
@@ -70,7 +70,7 @@ def _key(tx: Tracer, value: Value) -> Any:
 
 
 def _named(cls: type) -> Any:
-    """Return an object that the text of an error calls by the name of a class."""
+    """Return an object whose class has this name in error messages."""
     return type(type_name(cls), (), {})()
 
 
@@ -85,7 +85,7 @@ _INVERSE = {
 
 
 def _undo(self: Any, name: str, args: tuple[Value, ...], items: Any) -> Any:
-    """Return what takes a change at an end of a list or deque back; None for other changes."""
+    """Return the undo function of a change at an end of a list or deque; None for others."""
     inverse = _INVERSE.get((name, len(args)))
     if inverse is None or getattr(items, "maxlen", None) is not None or not (args or items):
         return None
@@ -142,7 +142,7 @@ _extending("extendleft", "appendleft")
 
 
 def _single(tx: Tracer, self: SequenceValue, key: Value) -> Value | None:
-    """Read an item of an untouched list alone, where its index or the length varies."""
+    """Read a single item of an untouched list whose index or length is symbolic."""
     if not isinstance(self, ListValue) or not self.is_untouched():
         return None
     if (
@@ -317,7 +317,7 @@ def _contains(tx: Tracer, self: SequenceValue, item: Value) -> Value:
 
 
 def _among_constants(tx: Tracer, container: SequenceValue, item: SymValue) -> bool | None:
-    """Ask with one guard whether a number that varies is among literals; None for anything else."""
+    """Test by one guard whether a symbolic number is among literals; None for other operands."""
     entry, items = tx.graph.input_at.get(item.node), [tx.force(value) for value in container.items]
     constants = tuple(
         value.value for value in items if isinstance(value, Constant) and is_literal(value.value)

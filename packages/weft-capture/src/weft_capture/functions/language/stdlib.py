@@ -1,6 +1,6 @@
 """The standard library: functools, itertools, math, collections, copy, typing and small things.
 
-Library functions written in Python and free of C state are simply inlined and need no row here.
+Library functions written in Python without C state are inlined and need no rule here.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ pure(operator.index, sys.intern, os.fspath)
 
 @rule(traceback.clear_frames)
 def _clear_frames(tx: Tracer, where: Value) -> None:
-    """Frames that were inlined are gone when they end: nothing holds their variables."""
+    """Do nothing: inlined frames release their variables when they end."""
     if where is not TRACEBACK:
         raise Break("exception-state", "clear_frames of a traceback from outside")
 
 
 @rule_of_each(inspect.signature, inspect.getfullargspec)
 def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
-    """What it is made of can be assigned: guarded, but for what is the library's."""
+    """Guard the attributes that the signature depends on, except those of libraries."""
     function = of.function if isinstance(of, BoundMethod) else of
     if function in tx.effects.changed:
         raise Break("pending-mutation", "the signature of a function that was just changed")
@@ -99,7 +99,7 @@ def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
 
 
 def _made_of(function: types.FunctionType) -> list[object]:
-    """Return what the signature of a function, and of one that it wraps, is made of."""
+    """Return the objects that the signature of a function, and of its wrapped one, depends on."""
     held = (function.__kwdefaults__, function.__annotations__, function.__dict__)
     pairs = [obj for variables in held for pair in (variables or {}).items() for obj in pair]
     wrapped = function.__dict__.get("__wrapped__")
@@ -130,7 +130,7 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
 def _dispatch(
     tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs
 ) -> Value | None:
-    """`dispatch` of a single-dispatch function, traced where something was made in the frame."""
+    """`dispatch` of a single-dispatch function, traced where a class was created in the frame."""
     cls = args[0].as_constant() if len(args) == 1 else None
     if function.obj is None or not isinstance(cls, type) or cls in MADE or tx.effects:
         return None
@@ -304,7 +304,7 @@ EXACT[decimal.Decimal] = _wrap_decimal
 
 @rule(asyncio.run)
 def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
-    """A coroutine that never waits for the event loop needs none."""
+    """Run a coroutine that never waits for the event loop without one."""
     running = asyncio._get_running_loop()
     coroutine = main if isinstance(main, GeneratorValue) and main.type_name == "coroutine" else None
     if coroutine is None or debug is not NONE or running is not None:

@@ -1,4 +1,4 @@
-"""str, repr, format and the two old ways of formatting, of every kind of value."""
+"""str, repr, format, str.format and `%` of all values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _INSIDE_ITSELF: dict[type, str] = {
     frozenset: "frozenset(...)",
     collections.deque: "[...]",
 }
-"""What the text of a container shows where it contains itself."""
+"""The text of a container inside itself."""
 
 
 _thread_state = ctypes.pythonapi.PyThreadState_GetDict
@@ -52,7 +52,7 @@ _thread_state.restype = ctypes.c_void_p  # a borrowed reference
 
 
 def _inside_real_text() -> bool:
-    """Say whether the interpreter is making the text of a container, of which it keeps a note."""
+    """Say whether the interpreter is inside the repr of a container (Py_ReprEnter)."""
     notes = ctypes.cast(_thread_state(), ctypes.py_object).value
     return bool(notes.get("Py_Repr"))
 
@@ -95,7 +95,7 @@ def _tensor_text(tx: Tracer, value: Value, function: Function) -> str:
 
 
 def _real_text(tx: Tracer, value: Any, function: Function) -> str:
-    """The text of a real container of proxies, which write the items' texts into it."""
+    """The text of a real container of proxies, whose texts are those of the items."""
     name = _method(value.python_type(), function)
     own = isinstance(getattr(value.python_type(), name), types.FunctionType)
     if isinstance(value, NamedTupleValue) and own:
@@ -115,12 +115,12 @@ def _set_text(tx: Tracer, value: Any, function: Function) -> str:
 
 
 def _method(cls: Any, function: Function) -> str:
-    """Return the method that makes a text: `__repr__` where that is what `object.__str__` calls."""
+    """Return the method for a text: `__repr__` where `object.__str__` would call it."""
     return "__repr__" if function is not str or cls.__str__ is object.__str__ else "__str__"
 
 
 def _own_text(tx: Tracer, value: Any, function: Function) -> Value | None:
-    """Return what an object's own method for its text returns, a text with holes perhaps."""
+    """Return the text of an object's own method, perhaps a deferred text."""
     name = _method(value.cls, function)
     if not value.has_special(name):
         return None
@@ -142,7 +142,7 @@ def _object_text(tx: Tracer, value: Any, function: Function) -> str:
 
 _NAMELESS = {t.__repr__ for t in (int, float, complex, str, bytes, list, tuple, dict)}
 _NAMELESS |= {str.__str__, bytes.__str__}
-"""Texts that do not name the class, so that those of subclasses are the same."""
+"""Methods whose text does not contain the class name, so that subclasses share it."""
 
 
 def _exception_text(tx: Tracer, value: Value, function: Function) -> str:
@@ -164,7 +164,7 @@ _WRITERS: tuple[tuple[type[Value], Callable[[Any, Any, Any], str]], ...] = (
 # ---- formatting
 
 HOLES = (TensorValue, SymFloatValue, SymValue, RuntimeValue, TextValue)
-"""Kinds whose text is made when it is needed."""
+"""Values whose text is formatted at run time."""
 
 
 def shown(tx: Tracer, value: Value) -> Any:
@@ -224,7 +224,7 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
 _PARTS = re.compile(r"{[^{}:!]*[.\[]")
 _PLACES = re.compile(r"%[^%a-zA-Z]*[hlL]?[a-zA-Z]")
 _OBJECTS = re.compile(r"%(\(.*?\))?[-#0 +]*[\d*]*(\.[\d*]+)?[hlL]?[sra]")
-"""Places of a text for `%` at which the text of any object stands."""
+"""Conversions of a `%` format that accept any object."""
 
 
 def _filled(text: str, count: int, names: tuple[str, ...], *values: Any) -> str:
@@ -242,10 +242,10 @@ def _with_holes(
     arguments: list[Value],
     numbers: bool,
 ) -> Value:
-    """Leave formatting for later; `numbers`: of a tensor of one number it shows no more than that.
+    """Defer formatting to run time; `numbers`: it shows only the value of a one-element tensor.
 
     Raises:
-        Break: for a part that is neither a hole nor data, or that does not fit its place.
+        Break: for an operand that is neither deferred nor data, or does not fit its conversion.
     """
     forced = [tx.force(arg) for arg in arguments]
     operands = [
@@ -266,7 +266,7 @@ def _is_number(tensor: TensorValue) -> bool:
 
 
 def _example(operand: Value) -> Any:
-    """Return an object that takes the same formats as what a part stands for."""
+    """Return an object that accepts the same formats as the operand."""
     if isinstance(operand, TensorValue):
         number = 0.0 if operand.fake.dtype.is_floating_point else 0
         return number if _is_number(operand) else object()
@@ -279,7 +279,7 @@ def _example(operand: Value) -> Any:
 
 @method(Constant, "join")
 def _str_join(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
-    """Join strings of which some are known only while the program runs."""
+    """Join strings of which some are known only at run time."""
     arguments = list(args)
     if isinstance(self.value, str) and arguments and not arguments[0].is_constant():
         texts = [tx.force(text) for text in listed(tx, arguments[0])]

@@ -53,7 +53,7 @@ def _has_class(tx: Tracer, value: Value, cls: type, wanted: type) -> bool:
 
 
 def _claims(tx: Tracer, value: Value, wanted: type) -> bool:
-    """Say whether an object's `__class__` is this class, where the program says what it is."""
+    """Say whether an object's `__class__` is this class, where the program overrides it."""
     if isinstance(value, ExceptionValue):
         value.refuse("__getattribute__")
     if not isinstance(value, UserObject):
@@ -71,7 +71,7 @@ _TYPED: type = type(torch.FloatTensor)
 
 
 _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
-"""What tensors of other classes have that stand for these, as their metaclasses say."""
+"""The attributes that make a tensor an instance of these classes, as their metaclasses do."""
 
 
 @rule(issubclass)
@@ -103,7 +103,7 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
 
 
 _LOOKING = ("ast", "collections.abc")
-"""Modules of metaclasses of their own that look at the instance, or warn."""
+"""Modules whose metaclasses inspect the instance, or warn."""
 
 
 def _subclass(tx: Tracer, cls: type, wanted: tuple[type, ...]) -> bool:
@@ -118,10 +118,10 @@ def _subclass(tx: Tracer, cls: type, wanted: tuple[type, ...]) -> bool:
 
 
 def converted(tx: Tracer, obj: UserObject, name: str, wanted: type = int) -> Value:
-    """Call a special method that is to give a number.
+    """Call a special method that returns a number.
 
     Raises:
-        Break: when it gives an instance of another class, which warns or fails.
+        Break: when it returns an instance of another class, which warns or fails.
     """
     result = obj.call_method(tx, name, [], {})
     if result.python_type() is not (int if name == "__index__" else wanted):

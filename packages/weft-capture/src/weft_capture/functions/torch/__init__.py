@@ -1,1 +1,1 @@
-"""Rows for torch."""
+"""Rules for torch."""

@@ -1,9 +1,8 @@
 """Calls of `torch.autograd.Function` subclasses.
 
-The call becomes one node that applies the user's class, so the graph has its own forward and its
-own backward whatever traces it next. Before that, both are executed symbolically and thrown away:
-this finds the guards they need, and refuses what must not be baked in (side effects, tensors that
-are not arguments, branches on values).
+The call becomes one node that applies the user's class, so each later stage uses its forward and
+backward. Before that, both are executed symbolically and discarded: this collects their guards, and
+breaks for side effects, tensors that are not arguments, and branches on values.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def _apply(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
 
 
 def _node_target(cls: Any) -> Callable[..., Any]:
-    """Return a plain function for the graph's node; a bound class method has no name there."""
+    """Return a plain function for the graph's node, since a bound class method has no name."""
 
     def apply(*args: Any) -> Any:
         return cls.apply(*args)
@@ -49,7 +48,7 @@ def _node_target(cls: Any) -> Callable[..., Any]:
 
 
 def _rehearse(tx: Tracer, cls: ClassValue, args: list[Value]) -> None:
-    """Execute forward and backward for their guards; nothing of it stays in the graph."""
+    """Execute forward and backward for their guards; the graph keeps none of their nodes."""
     needs = [isinstance(arg, TensorValue) and arg.fake.requires_grad for arg in args]
     recorded = torch.is_grad_enabled()
     with rehearsal(tx, cls.obj.__name__, args):

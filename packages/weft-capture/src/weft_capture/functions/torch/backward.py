@@ -1,9 +1,9 @@
-"""`backward()` of what a graph computed from its inputs: gradients in the graph, `.grad` after it.
+"""`backward()` of a result of the graph: gradients in the graph, `.grad` set after it.
 
-The engine's AccumulateGrad is redone on values: a first gradient is set, in the parameter's layout
-and in memory of its own; a further one is added in place to the tensor that is there. Nobody else
-may listen (hooks, distributed training, anomaly detection), which is guarded. What leaves the graph
-after that with the history that `backward()` used up refuses to go through it again, as in eager.
+AccumulateGrad is done on values: a first gradient is set, in the parameter's layout and in its own
+memory; a further gradient is added in place. There may be no hooks, no distributed training and no
+anomaly detection, which is guarded. A tensor that leaves the graph with a freed history refuses
+another `backward()`, as in eager.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _tensors(tx: Tracer, tensors: Value) -> list[Any]:
 
 
 def _history(roots: Sequence[torch.Tensor]) -> tuple[set[Any], list[torch.Tensor]]:
-    """Return the nodes of a history and the leaves that it ends in."""
+    """Return the nodes of an autograd graph and its leaves."""
     nodes: dict[Any, None] = {None: None}
     todo: list[Any] = [root.grad_fn for root in roots]
     while todo:
@@ -94,7 +94,7 @@ def _history(roots: Sequence[torch.Tensor]) -> tuple[set[Any], list[torch.Tensor
 
 
 def _in_the_way(tx: Tracer, nodes: set[Any]) -> Iterator[tuple[str, object]]:
-    """Yield what keeps a pass over a history outside, each with whether it is met."""
+    """Yield the reasons against capturing a backward pass, each with whether it applies."""
     graph, modes = tx.graph, tx.overrides
     under = tx.transforms, modes.modes, modes.outer, tx.open_contexts
     yield "under a mode or transform", any(under)
@@ -116,10 +116,10 @@ def _leaf(tx: Tracer, variable: torch.Tensor) -> TensorValue:
 
 
 def is_unobserved(*leaves: torch.Tensor) -> bool:
-    """Say whether nothing but its `.grad` can tell that a gradient comes to a leaf.
+    """Say whether a gradient of a leaf is visible only in its `.grad`.
 
-    Hooks in C++ and those on the engine's own node of a leaf show only in that somebody keeps the
-    node: where nobody does, it is made anew for each question.
+    Hooks in C++, and hooks on the AccumulateGrad node of a leaf, keep that node alive: without them
+    each access creates a new node.
     """
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -146,7 +146,7 @@ _SEEN = "weft: asked for before"
 
 
 class _Ends(torch.autograd.Function):
-    """Has an edge to the engine's node of each leaf."""
+    """An autograd.Function with an edge to the AccumulateGrad node of each leaf."""
 
     @staticmethod
     def forward(ctx: Any, *leaves: torch.Tensor) -> torch.Tensor:
@@ -167,7 +167,7 @@ def _accumulators(leaves: Sequence[torch.Tensor]) -> Iterator[Any]:
 def _gradients(
     tx: Tracer, roots: list[Any], seeds: list[Any], leaves: list[TensorValue]
 ) -> list[Value]:
-    """Add the node that computes the gradients, which uses up the history on the fakes, too."""
+    """Add the node that computes the gradients, which frees the history of the fakes, too."""
     fakes = [leaf.fake for leaf in leaves]
     if tx.graph.passed:
         tx.journal.forget()  # the fakes' histories cannot be given back, and `leaving` asks them
@@ -192,7 +192,7 @@ def _gradients(
 
 
 def _accumulate(tx: Tracer, leaf: TensorValue, old: Value, grad: TensorValue, shared: bool) -> None:
-    """Do what the engine does at a leaf; `shared` memory of a gradient is not for one alone."""
+    """Accumulate a gradient as the engine does; one with `shared` memory is copied."""
     wanted, incoming = leaf.fake, grad.fake
     if old is not NONE:
         assert isinstance(old, TensorValue)
@@ -216,7 +216,7 @@ def _accumulate(tx: Tracer, leaf: TensorValue, old: Value, grad: TensorValue, sh
 
 
 def _is_shared(tx: Tracer, grad: TensorValue) -> bool:
-    """Say whether a gradient lies in memory that another tensor of the graph has too."""
+    """Say whether a gradient shares memory with another tensor of the graph."""
     memory = grad.fake.untyped_storage()._cdata
     return any(
         other is not grad and other.fake.untyped_storage()._cdata == memory
@@ -229,7 +229,7 @@ def _is_shared(tx: Tracer, grad: TensorValue) -> bool:
 
 
 def leaving(tx: Tracer, tensor: TensorValue) -> tuple[object, list[Value]] | None:
-    """Return the call that makes a tensor of the finished graph that has no history any more."""
+    """Return the call that recreates a tensor of the finished graph whose history was freed."""
     if not tx.graph.passed or tensor.fake.grad_fn is None:
         return None
     if tensor not in tx.graph.ended:
@@ -241,7 +241,7 @@ def leaving(tx: Tracer, tensor: TensorValue) -> tuple[object, list[Value]] | Non
 
 
 def _error_of_backward(tx: Tracer, tensor: TensorValue) -> str:
-    """Return what `backward()` of a tensor would raise now; empty where it may run."""
+    """Return the error of another `backward()` of a tensor; empty where it may run."""
     with torch.autograd.set_multithreading_enabled(False), tx.graph.mode:
         _, leaves = _history([tensor.fake])
         seed = torch.ones_like(tensor.fake)
@@ -253,7 +253,7 @@ def _error_of_backward(tx: Tracer, tensor: TensorValue) -> str:
 
 
 class _Ended(torch.autograd.Function):
-    """The history of a tensor after `backward()` has gone through it."""
+    """The autograd node of a tensor whose history `backward()` has freed."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, start: torch.Tensor, text: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Functions of torch: which become graph nodes, and which are answered while capturing."""
+"""Functions of torch that are evaluated, declined or handled while capturing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft_capture.tensors.tensor import SymValue, TensorValue, is_data
 # By name where torch.distributed, once loaded, puts a wrapper in the function's place.
 _RANDOM_STATE = (torch.seed, torch.get_rng_state, torch.set_rng_state)
 _VALUES = (torch.equal, torch.allclose, torch.is_nonzero)
-# Functionalisation takes these for copies, too.
+# Functionalisation treats these as copies, too.
 _UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_with_sizes)
 
 pure(torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast)
@@ -32,10 +32,10 @@ pure(torch.backends.cuda.is_built, torch.cuda.is_available)
 
 @rule(torch.nn.modules.activation._is_make_fx_tracing)
 def _is_traced(tx: Tracer) -> Value:
-    return TRUE  # attention then calls operators that can be fused, not one that does it all
+    return TRUE  # attention then calls separate operators, which can be fused
 
 
-# Declined: what cannot be known while capturing.
+# Declined: the result is not known while capturing.
 
 
 decline("random-state", "the state of the generator", *_RANDOM_STATE)
@@ -114,7 +114,7 @@ def _expect(tx: Tracer, condition: Value) -> Value:
     "weft_core.static_shapes.has_free_unbacked_symbols",
 )
 def _reads_data(tx: Tracer, value: Value) -> Value:
-    """Say whether a number, or a size or stride of a tensor, was read out of a tensor."""
+    """Say whether a number, or a size or stride of a tensor, was read from a tensor."""
     if isinstance(value, TensorValue):
         sizes = (*value.fake.shape, *value.fake.stride(), value.fake.storage_offset())
         return constant(any(isinstance(n, torch.SymInt) and is_data(n) for n in sizes))
@@ -151,12 +151,12 @@ _LEGACY = (torch.Tensor, *(
 
 
 DATA_VALUES: set[type[Value]] = set()
-"""Values of which a tensor is made, as of a sequence of numbers."""
+"""Values from which `torch.Tensor` creates a tensor of numbers."""
 
 
 @rule_of_each(*_LEGACY)
 def _legacy(tensor_type: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
-    """Make a tensor of a sequence or an array, or an uninitialised one of a size."""
+    """Create a tensor from a sequence or an array, or an uninitialised one from a size."""
     plain = not kwargs and torch._C._get_default_device() == "cpu"
     dtype = torch.get_default_dtype() if tensor_type is torch.Tensor else tensor_type.dtype
     how: Kwargs = {"dtype": constant(dtype), "device": constant("cpu")}

@@ -1,8 +1,8 @@
 """torch.cond and torch.while_loop as nodes of the graph; map and scans unrolled.
 
-A branch is executed symbolically where the call stands, and its operations are moved into a graph
-of its own. What they use from outside, such as closures and parameters, becomes an operand. Python
-of torch around these operators is inlined; it expects that somebody compiles.
+A branch is executed symbolically at the call, and its operations are moved into a subgraph. Tensors
+from outside, such as closures and parameters, become operands. torch's Python around these
+operators is inlined; it assumes that a compiler is active.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft_capture.tensors.tensor import SymValue, TensorValue
 
 @dataclass(frozen=True)
 class _Branch:
-    """What calling a function did.
+    """The result of tracing a branch.
 
     Args:
         name: for messages.
@@ -57,7 +57,7 @@ class _Branch:
         return [tensor.node for tensor in self.tensors]
 
     def check_like(self, leaves: Sequence[Value], spec: pytree.TreeSpec) -> None:
-        """Make sure that the results are such as these.
+        """Check that the results have the structure of another branch's.
 
         Raises:
             Break: when they are not.
@@ -78,7 +78,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
     """Execute a branch; its results share no memory with anything else.
 
     Raises:
-        Break: when it does more than compute, or writes to a tensor from outside.
+        Break: when it has side effects, or writes to a tensor from outside.
     """
     graph = tx.graph
     if tx.transforms or graph.has_wrappers or (graph.shape_env is not None and graph.reads_data()):
@@ -136,7 +136,7 @@ def _emit(
 
 
 def _rebuilt(tx: Tracer, branch: _Branch, tensors: Sequence[Value]) -> Value:
-    """Put tensors in the places of those of a branch."""
+    """Replace the tensors of a branch's results."""
     rest = iter(tensors)
     leaves = [next(rest) if isinstance(leaf, TensorValue) else leaf for leaf in branch.leaves]
     return tree_value(tx, pytree.tree_unflatten(leaves, branch.spec))
@@ -161,7 +161,7 @@ def _cond(
 
 @rule("torch._higher_order_ops.while_loop.while_loop")
 def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Value) -> Value:
-    """The body works on copies: a loop that is never entered gives its first values."""
+    """The body works on copies: a loop without iterations returns its initial values."""
     values: list[Any] = [tx.force(value) for value in carried_inputs.unpack(tx)]
     while True:  # conditions that are known unroll the loop
         going_on = cond_fn.tp_call(tx, values, {})

@@ -1,7 +1,7 @@
 """Gradients as Python sees them: `tensor.grad` read and written, `grad_fn`, leaf or not, hooks.
 
-A gradient that is read is an input of the graph like any other tensor; one that is written is
-set for real after the graph (`backward` has what `backward()` does).
+A gradient that is read is an input of the graph; generated code sets a written one after the graph
+(`backward` handles `backward()`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _grad(tx: Tracer, self: TensorValue) -> Value:
 
 @method(TensorValue, "set:grad")
 def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> None:
-    """Check the gradient as torch does, on fakes, and leave the setting for after the graph."""
+    """Check the gradient as torch does, on fakes; generated code sets it after the graph."""
     try:
         self.fake.grad = value.example()
     except (RuntimeError, TypeError) as error:
@@ -80,10 +80,10 @@ def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -
 
 
 def _change_leaf(tx: Tracer, leaf: TensorValue, wanted: bool) -> None:
-    """Change a leaf from outside; the graph takes it as one that requires grad if it ever did.
+    """Change `requires_grad` of an input leaf.
 
-    Then what the graph does before it requires grad, or when it no longer does, works on a
-    detached alias. It is changed for real before the graph, or behind it.
+    The graph gets it as a leaf that requires grad if it ever did. Operations before that, or after
+    it no longer does, use a detached alias. The real leaf is changed before or after the graph.
     """
     entry = tx.graph.input_at.get(leaf.node)
     plain = type(leaf) is TensorValue and leaf.owner is None
@@ -110,7 +110,7 @@ def _change_leaf(tx: Tracer, leaf: TensorValue, wanted: bool) -> None:
 
 @rule(torch.nn.Parameter)
 def _parameter(tx: Tracer, data: Value = NONE, requires_grad: Value = TRUE) -> Value:
-    """Make a leaf of the graph; one that leaves it is made for real, in eager's order."""
+    """Create a leaf in the graph; one that leaves the graph is created eagerly instead."""
     data = tx.builtin(torch.empty, constant(0)) if data is NONE else data
     if type(data) is not TensorValue or tx.transforms:
         raise Break("autograd-state", "torch.nn.Parameter")
@@ -143,9 +143,9 @@ def _gradients(
     retain_graph: Value = NONE, create_graph: Value = FALSE, only_inputs: Value = TRUE,
     allow_unused: Value = NONE, is_grads_batched: Value = FALSE, materialize_grads: Value = FALSE,
 ) -> Value:  # fmt: skip
-    """One node, which autograd answers for whatever traces the graph, as it does on the fakes.
+    """Add one node, which later stages differentiate by autograd, as on the fakes.
 
-    What it went through is kept for another time, since results of the graph may need it.
+    The history is retained, since results of the graph may need it.
     """
     if FALSE is create_graph is is_grads_batched and not tx.transforms:
         engine.check(tx, "torch.autograd.grad")
@@ -169,7 +169,7 @@ def _gradients(
 
 
 def _begins_here(tx: Tracer, entry: GraphInput) -> None:
-    """Make sure that no history and no hooks from outside take part in a graph's own backward."""
+    """Check that no history and no hooks from outside take part in the graph's backward."""
     twin, real = entry.node_example, entry.example
     if not isinstance(twin, torch.Tensor) or not twin.requires_grad:
         return
@@ -185,7 +185,7 @@ def _begins_here(tx: Tracer, entry: GraphInput) -> None:
 
 @dataclass(eq=False)
 class HookHandle(MutableValue):
-    """What `register_hook` returned for a tensor of the graph; removing it is left to a break."""
+    """The handle of `register_hook` of a tensor of the graph; its removal is a break."""
 
     cls = RemovableHandle
 
@@ -197,7 +197,7 @@ class HookHandle(MutableValue):
 def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
     """Register the function itself in the graph, for a tensor that stays in it.
 
-    Outside, only the engine knows the whole gradient of a tensor that others may use too.
+    Outside of the graph, only the engine knows the complete gradient.
     """
     hook = tx.force(hook)
     if self.source is not None or tx.transforms or not self.fake.requires_grad:
@@ -221,7 +221,7 @@ def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
 
 
 def _hook_function(hook: Value) -> Any:
-    """Return a real function to call in a backward; one of the frame may share no variables."""
+    """Return a real function for a backward hook; a function of the frame may have no closure."""
     if isinstance(hook, FunctionValue) and hook.obj is not None:
         return hook.obj
     if not isinstance(hook, FunctionValue) or hook.cells or hook.defaults or hook.kwdefaults:

@@ -1,8 +1,8 @@
 """Handlers of the program for torch's functions: `__torch_function__` of classes, function modes.
 
-Torch itself tells what a handler gets: a call that concerns one is made for real on stand-ins of
-the arguments, under a mode that notes function, classes and arguments and does nothing else. The
-handler is then inlined like any function, with the values in the places of their stand-ins.
+Torch itself determines the arguments of a handler: the call is made on placeholder tensors, under a
+mode that only records function, classes and arguments. Then the handler is inlined like any
+function, with the values instead of the placeholders.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STATE = """
     resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_ apply_ map_ map2_
 """
 _OF_THE_OBJECT = frozenset(_STATE.split())
-"""Attributes and methods that read or change more than the memory, which alone is shared."""
+"""Attributes and methods that concern the object, not only the shared memory."""
 
 
 _METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type(torch.nn.Buffer))
@@ -53,7 +53,7 @@ _WITHOUT_DATA = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
 
 def has_handler(cls: type) -> bool:
-    """Say whether tensors of a class are plain but for a `__torch_function__`."""
+    """Say whether a tensor class only adds a `__torch_function__`."""
     if not issubclass(cls, torch.Tensor) or cls is torch.Tensor or cls in MADE:
         return False
     plain = type(cls) in _METACLASSES and not issubclass(cls, _WITHOUT_DATA)
@@ -145,7 +145,7 @@ def _is_overriding(value: Value, depth: int = 0) -> bool:
 
 
 def _plain(tx: Tracer, value: Value) -> Value:
-    """Return a value with plain tensors in the places of those with handlers."""
+    """Return a value with plain tensors instead of those with handlers."""
     if not _is_overriding(value):
         return value
     value = tx.force(value)
@@ -155,7 +155,7 @@ def _plain(tx: Tracer, value: Value) -> Value:
 
 
 class _Listener(TorchFunctionMode):
-    """Notes the calls that it gets, and answers with itself."""
+    """Records calls, and returns itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,11 +167,11 @@ class _Listener(TorchFunctionMode):
 
 
 class Overrides(MutableValue):
-    """Which handlers are in force where the program stands.
+    """The active handlers.
 
     `stack` has the function modes, innermost last, of which `outer` were entered before the frame;
-    `level` is 1 where the handlers of classes are off, 2 where modes are too; `opened` has the
-    steps at which blocks began that change any of this and are still open: no graph ends inside.
+    `level` is 1 where the handlers of classes are disabled, 2 where modes are, too; `opened` has
+    the steps of open blocks that change any of this: no graph ends inside them.
     """
 
     changing = ("level", "opened", "stack")
@@ -186,25 +186,25 @@ class Overrides(MutableValue):
         self.opened: tuple[int, ...] = ()
 
     def enter_outer(self, modes: tuple[Any, ...]) -> None:
-        """Make values of the modes that the frame was called under."""
+        """Wrap the modes that are active at the call of the frame."""
         self.stack = tuple(self.tx.wrap(mode, mode_source(i)) for i, mode in enumerate(modes))
         self.outer = len(modes)
 
     @property
     def modes(self) -> tuple[Value, ...]:
-        """The function modes, if any of them does more than to choose a device."""
+        """The function modes, unless all of them only select a device."""
         devices = all(mode.python_type() is DeviceContext for mode in self.stack)
         return () if devices else self.stack
 
     def open(self, level: int, stack: tuple[Value, ...]) -> None:
-        """Begin a block with other handlers."""
+        """Enter a block with other handlers."""
         if not torch._C._is_torch_function_enabled():  # which of the levels is not guarded
             raise Break("torch-function", "a function mode where handlers are off for real")
         self.tx.journal.touch(self)
         self.level, self.stack, self.opened = level, stack, (*self.opened, self.tx.steps.now)
 
     def close(self, level: int, stack: tuple[Value, ...]) -> None:
-        """End a block.
+        """Leave a block.
 
         Raises:
             Break: for one that did not begin in this capture.
@@ -215,7 +215,7 @@ class Overrides(MutableValue):
         self.level, self.stack, self.opened = level, stack, self.opened[:-1]
 
     def device_block(self, device: Value, name: str) -> Value:
-        """Do what `with torch.device(...)` does at its begin (`name` is `__enter__`) or end."""
+        """Enter (`name` is `__enter__`) or leave `with torch.device(...)`."""
         if name == "__exit__":
             self.close(self.level, self.stack[:-1])
             return FALSE
@@ -224,7 +224,7 @@ class Overrides(MutableValue):
         return device
 
     def concern(self, args: list[Value], kwargs: Kwargs) -> bool:
-        """Say whether a call of a function of torch is one for a handler."""
+        """Say whether a handler applies to a call of a torch function."""
         if self.level == 0 and not self.stack:
             return self.overriding(args, kwargs)
         return bool(self.stack) and self.level < 2
@@ -237,13 +237,13 @@ class Overrides(MutableValue):
         self, function: Any, args: list[Value], kwargs: Kwargs,
         plainly: Callable[[list[Value], Kwargs], Value], of_python: bool = False,
     ) -> Value:  # fmt: skip
-        """Ask the handlers for what a function of torch gives, or do it `plainly`.
+        """Evaluate a torch function by the handlers, or `plainly` without.
 
         Args:
             of_python: the function is an operator of Python's that works on tensors.
 
         Raises:
-            Break: for a function that does not tell handlers, but whose parts may.
+            Break: for a function that calls no handler, but whose inner functions may.
         """
         overriding = self.overriding(args, kwargs)
         if not (overriding or self.modes):
@@ -267,7 +267,7 @@ class Overrides(MutableValue):
         self, function: Any, args: list[Value], kwargs: Kwargs,
         plainly: Callable[[list[Value], Kwargs], Value],
     ) -> Value:  # fmt: skip
-        """Do a function with plain tensors in the places of those with handlers."""
+        """Evaluate a function with plain tensors instead of those with handlers."""
         arguments = [_plain(self.tx, arg) for arg in args]
         words = {name: _plain(self.tx, value) for name, value in kwargs.items()}
         changed = [arg for arg in args if not any(arg is other for other in arguments)]
@@ -278,10 +278,10 @@ class Overrides(MutableValue):
         return (isinstance(result, TensorValue) and result.owner) or result
 
     def dispatch(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value | None:
-        """Ask the handlers that a call comes to; None where torch would ask none.
+        """Call the handlers of a call; None where torch would call none.
 
         Raises:
-            Break: when handlers are asked for a part of what the function does.
+            Break: when inner functions of the function call handlers.
         """
         if not self.concern(args, kwargs):
             return None
@@ -343,7 +343,7 @@ class Overrides(MutableValue):
 
 
 def on_device(tx: Tracer, mode: Value, function: Any, kwargs: Kwargs) -> Kwargs:
-    """Return the arguments that a device mode passes on to a function."""
+    """Return the arguments that a device mode passes to a function."""
     silent = hashes_silently(function)
     if not silent or function not in _device_constructors():
         return kwargs

@@ -1,4 +1,4 @@
-"""Attributes of `torch.nn.Module`: members, which live in dicts of their own."""
+"""Attributes of `torch.nn.Module`: parameters, buffers and submodules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETATTR = torch.nn.Module.__setattr__
 
 
 def _module_getattr(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> Value | None:
-    """Read a member where it lives; of a module that the frame made, the function is inlined."""
+    """Read a member of an input module; for a new module, `__getattr__` is inlined."""
     owner, name = args
     if not isinstance(owner, ModuleValue) or owner.source is None:
         return None
@@ -41,6 +41,6 @@ def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Valu
 
 @rule(torch_compiler_shim.MODULE_INIT)
 def _module_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
-    """Leave out the mark that torch's compiler, once loaded, puts on modules for its own use."""
+    """Skip the marker that torch's compiler, once loaded, sets on modules."""
     init = inspect.getclosurevars(torch.nn.Module.__init__).nonlocals["init"]
     return tx.const_object(init).tp_call(tx, [owner, *args], kwargs)

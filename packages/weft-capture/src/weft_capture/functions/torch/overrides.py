@@ -1,4 +1,4 @@
-"""Tensor subclasses with a `__torch_function__`, and function modes: what they call of torch."""
+"""Functions of torch that tensor subclasses with `__torch_function__` and function modes call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """torch.utils._pytree on values.
 
-A tree of values is turned into the same tree of real containers with values for leaves; torch's
-own functions work on that, and the result is turned back. So tree specifications are torch's.
+A tree of values is converted to a tree of real containers with values as leaves. torch's functions
+work on that, and the result is converted back. So tree specifications are torch's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tree_value(tx: Tracer, tree: Any) -> Value:
     pytree._broadcast_to_and_flatten,
 )
 def _through(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
-    """Run a function of pytree on trees of values; what it calls back is the program's."""
+    """Run a function of pytree on trees of values; its callbacks are the program's."""
     stop = kwargs.pop("is_leaf", NONE)
     leaf: Stop | None = None
     if stop is not NONE:

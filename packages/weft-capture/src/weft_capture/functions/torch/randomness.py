@@ -1,7 +1,7 @@
-"""Random numbers, clocks, unique ids and the environment: what differs from call to call.
+"""Random numbers, clocks, unique ids and the environment: values that differ between calls.
 
-Functions of module `random` run before the graph, in the program's order: nothing but they can see
-their state. A call on a fresh generator while capturing checks the arguments and tells the type.
+Functions of module `random` run before the graph, in the program's order: only they read their
+state. A call on a new generator while capturing checks the arguments and gives the result's type.
 The environment is guarded, one variable at a time.
 """
 
@@ -39,7 +39,7 @@ def _draw_now(generator: random.Random, name: str, args: Any, kwargs: Any) -> An
 def draw(
     tx: Tracer, owner: Value, name: str, args: Any, kwargs: Any, fresh: Any = random.Random
 ) -> Value:
-    """Call a method of a generator, one that `fresh` makes, with arguments that are known."""
+    """Call a method of a generator of class `fresh` with constant arguments."""
     real = tuple(arg.data(tx) for arg in args)
     words = {key: value.data(tx) for key, value in kwargs.items()}
     if name in ("choice", "choices", "sample", "shuffle"):
@@ -83,7 +83,7 @@ def _seed(tx: Tracer, self: RandomValue, a: Value = NONE) -> None:
 
 
 def before_graph(tx: Tracer, number: SymValue) -> Value:
-    """Return a number that varies as Python computes it, ahead of the graph."""
+    """Return the source of a symbolic number, which Python computes before the graph."""
 
     def source(node: Any) -> Source:
         if not isinstance(node, torch.fx.Node):

@@ -1,4 +1,4 @@
-"""Tensor attributes and methods that are not simply nodes of the graph.
+"""Tensor attributes and methods that are not plain nodes of the graph.
 
 Sizes, strides and counts are constants where the shape is static and symbolic ints where it is not.
 """
@@ -43,7 +43,7 @@ def _data(tx: Tracer, self: TensorValue) -> Value:
 
 @method(TensorValue, "set:data")
 def _set_data(tx: Tracer, self: TensorValue, value: Value) -> None:
-    """Let the value stand for another tensor; one from outside is changed after the graph."""
+    """Replace the tensor of the value; an input tensor is changed after the graph."""
     if not isinstance(value, TensorValue) or tx.transforms or value.fake.requires_grad:
         raise Break("tensor-storage", "setting data of a tensor")
     fakes = self.fake, value.fake
@@ -83,7 +83,7 @@ def _len(tx: Tracer, self: TensorValue) -> Value:
 
 @method(TensorValue, "new")
 def _new(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
-    """Make a tensor of a size, or of numbers: in a graph a size would be a tuple of numbers."""
+    """Create a tensor from a size or numbers, which a graph could not distinguish."""
     name = "new_empty" if any(isinstance(arg, SizeValue) for arg in args) else "new"
     return tx.graph.emit("call_method", name, [self, *args], kwargs)
 
@@ -99,7 +99,7 @@ def _fill_diagonal(tx: Tracer, self: TensorValue, fill_value: Value, wrap: Value
 
 @method(TensorValue, "item")
 def _item(tx: Tracer, self: TensorValue) -> Value:
-    """Read the number: a float stays in the graph as long as it can (`symbolic_scalars`)."""
+    """Read the number; a float becomes a symbolic float (`symbolic_scalars`)."""
     if tx.transforms:
         raise Break("data-dependent-value", "a number out of a tensor in a function transform")
     count = self.fake.numel()
@@ -229,7 +229,7 @@ def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
 
 
 AS_INDEX: dict[type[Value], Callable[[Tracer, TensorValue, Any], Value]] = {}
-"""Class of a value -> what returns the tensor that it is as an index of a tensor, or itself."""
+"""Class of a value -> function that converts it to a tensor index."""
 
 
 def _plain_index(tx: Tracer, tensor: TensorValue, key: Value) -> Value:

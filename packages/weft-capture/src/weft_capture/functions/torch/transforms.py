@@ -1,8 +1,8 @@
-"""torch.func: vmap, grad, vjp, jvp and what is made of them.
+"""torch.func: vmap, grad, vjp, jvp and the transforms that are built on them.
 
-Their Python is inlined. What it calls in C to enter a level, wrap tensors for it and leave it is
-done for real on the fake tensors and becomes nodes of the graph, so that whatever runs or traces
-the graph goes through the same levels. A break inside a level takes the whole call back.
+Their Python is inlined. The C functions that enter a level, wrap tensors for it and leave it are
+called on the fake tensors and become nodes of the graph, so that later stages go through the same
+levels. A break inside a level rolls back the call of the transform.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft_capture.tensors.tensor import TensorValue
 
 
 def _both(name: str) -> list[Any]:
-    """Return a function of functorch in C, and its twin in Python where there is one."""
+    """Return a C function of functorch, and its Python alias where there is one."""
     modules = (_functorch, predispatch)
     return [getattr(module, name) for module in modules if name and hasattr(module, name)]
 
@@ -39,7 +39,7 @@ LEVELS: set[Any] = set()
 
 
 def _level(enter: Any, leave: Any, *names: str) -> None:
-    """Make the two functions that begin and end a level rows of the table."""
+    """Add the rules of the two functions that enter and leave a level."""
     LEVELS.add(enter)
 
     @rule(enter, *_both(names[0]))
@@ -82,7 +82,7 @@ for _name in ("_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad", "_unwrap_
 
 
 def differentiable(tensor: torch.Tensor) -> torch.Tensor:
-    """Make a tensor of a grad level require grad, which is not for users to do."""
+    """Make a tensor of a grad level require grad, which only functorch does."""
     allowed = _functorch.get_inplace_requires_grad_allowed()
     _functorch.set_inplace_requires_grad_allowed(True)
     try:
@@ -103,7 +103,7 @@ def gradients(
     retain_graph: bool = False,
     create_graph: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    """Differentiate the outputs that require grad; zeros where nothing depends on an input."""
+    """Differentiate the outputs that require grad; zeros for unused inputs."""
     seeds: Sequence[Any] = grad_outputs if grad_outputs is not None else [None] * len(outputs)
     pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
     grads: Sequence[torch.Tensor | None] = [None] * len(inputs)
@@ -169,7 +169,7 @@ class _NoDraws(TorchDispatchMode):
 
 @inlinable
 def linearized(func: Any, *primals: Any) -> tuple[Any, Any]:
-    """Return what a function gives, and its derivative: the transpose of its transpose."""
+    """Return a function's result and its jvp, the transpose of its vjp."""
     output = func(*primals)
     primals = pytree.tree_map(torch.Tensor.detach, primals)
     seen, pull = torch.func.vjp(func, *primals)  # type: ignore[misc]  # not `has_aux`
