@@ -229,7 +229,7 @@ def _drafted(
     tx, steps, left = outer.tx, outer.tx.steps, _TRIES
     while True:
         if tx.overrides.opened:
-            mode = Break("modes", "a block with handlers that this graph does not end")
+            mode = Break("modes", "a graph that ends inside a function mode")
             stopped = outer.break_at(tx.overrides.opened[0], stopped.error if stopped else mode)
         if stopped is not None:
             if do.request.fullgraph and not REASONS[stopped.error.code].expected:

@@ -57,7 +57,7 @@ class DeferredCalls:
         if not late and has_checks(tx.graph):
             raise Break("side-effect", "a call before a graph that may have to run again")
         if not late and any(origin.late for arg in args for origin in origins(arg.source)):
-            raise Break("data-dependent-value", "an argument that is known only after the graph")
+            raise Break("data-dependent-value", "an argument that the graph computes")
         result = RuntimeSource(f"_weft_runtime_{self.count}", late)
         self.count += 1
         self.calls.append(DeferredCall(function, list(args), result, Seen(tx, args)))
@@ -79,7 +79,9 @@ class DeferredCalls:
     def check_clock(self) -> None:
         """Break at a clock that an operation follows."""
         if self.clock_at >= 0:
-            raise BreakAtStep(self.clock_at, Break("side-effect", "a clock between operations"))
+            raise BreakAtStep(
+                self.clock_at, Break("side-effect", "a clock read between operations")
+            )
 
     def emit(self, out: Output, late: bool) -> None:
         """Write the calls before or after the graph."""

@@ -56,7 +56,7 @@ def isolated(tx: Tracer, name: str) -> Iterator[list[Node]]:
     except Raised as error:
         raise Break("higher-order-op", f"{name} raises {error.value.describe()}") from None
     if has_effects() or tx.graph.collectives != sent:
-        raise Break("higher-order-op", f"{name} has effects outside of itself")
+        raise Break("higher-order-op", f"{name} has side effects")
     nodes += nodes_after(tx, last)
     if any(node.target is CHECK for node in nodes):
         raise Break("data-dependent-branch", f"{name} may raise")

@@ -136,7 +136,7 @@ class MadeClass(ClassValue):
 
     def reconstruct(self, out: Output) -> None:
         if self.once:
-            raise Break("class-definition", f"making {self.describe()} again runs its hooks twice")
+            raise Break("class-definition", f"making {self.describe()} twice runs its hooks twice")
         for cell in self.filled:
             cell.reconstruct_empty(out)
         out.call(self.make, self.args, self.namespace)
@@ -275,7 +275,7 @@ def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords
     if any(hook is not None and hook[0] is not type for hook in hooks):
         stored = [i.argval for i in decode(body.code).instrs if i.opname == "STORE_NAME"]
         if len(stored) != len(set(stored)):
-            raise Break("class-definition", "a metaclass that may look at each binding of a name")
+            raise Break("class-definition", "a metaclass with __prepare__ and names bound twice")
     return make_class(tx, name.as_constant(), list(bases), keywords, dict(frame.locals))
 
 
@@ -309,7 +309,7 @@ def make_class(
     looks = any(type(base) not in (type, abc.ABCMeta) for base in real_bases)
     unknown = any(isinstance(value, StandIn) for value in real_namespace.values())
     if looks and (unknown or _sees_variables(namespace)):
-        raise Break("class-definition", "a metaclass that looks at what capture has no object of")
+        raise Break("class-definition", "a metaclass that reads placeholders of the namespace")
     hook = _inherited_hook(real_bases)
     if hook is not None:
         words = {key: word for key, word in words.items() if key == "metaclass"}
@@ -348,7 +348,7 @@ def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
     makers = [attributes.lookup(base, _MAKER) for base in bases if isinstance(base, type)]
     programs = _MAKER in namespace or any(map(attributes.is_user_code, filter(None, makers)))
     if programs and any(isinstance(item, AutoValue) for item in items):
-        raise Break("class-definition", f"enum.auto by a {_MAKER} of the program")
+        raise Break("class-definition", f"enum.auto with a {_MAKER} in Python")
 
 
 def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, namespace: Any) -> type:
@@ -359,7 +359,9 @@ def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, names
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         tx.raise_real(error)
     except NameError as error:  # what a stand-in for a function needs has none
-        raise Break("class-definition", f"a class statement that asks for more: {error}") from None
+        raise Break(
+            "class-definition", f"a class statement that needs real values: {error}"
+        ) from None
     if warned:
         raise Break("warns", "a class statement that warns")
     return real
@@ -399,7 +401,7 @@ def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
         return tx.type_of(args[0])
     arg_types = tuple(arg.python_type() for arg in args)
     if arg_types != (str, tuple, dict):
-        raise Break("class-definition", "type with other arguments")
+        raise Break("class-definition", "type() with other arguments than (str, tuple, dict)")
     name, bases, namespace = args
     assert isinstance(namespace, DictValue)
     items = {key.as_constant(): value for key, value in namespace.pairs(tx)}
@@ -476,7 +478,7 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 @rule(type.mro)
 def _mro(tx: Tracer, cls: Value) -> Value:
     if getattr(type(cls.as_constant()), "mro") is not type.mro:  # noqa: B009
-        raise Break("class-definition", "mro of a metaclass with its own")
+        raise Break("class-definition", "a metaclass with a custom mro")
     return ListValue(cls.tp_getattro(tx, "__mro__").unpack(tx))
 
 

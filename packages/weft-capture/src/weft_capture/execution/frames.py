@@ -143,7 +143,7 @@ class Frame:
                 if self.yielded is not None:
                     value, self.yielded = self.yielded, None
                     return value
-            raise Break("too-long", "in what one instruction calls")
+            raise Break("too-long", "the instruction limit inside one call")
         finally:
             tx.leave_frame(self)
             tx.unstepped += executed + 1
@@ -189,7 +189,7 @@ def check_names(error: Any, operands: Iterable[Value]) -> None:
         error_type, base = error.python_type(), owner.base.python_type()
         named = issubclass(error_type, TypeError) and base.__name__ in text
         if named or (issubclass(error_type, ValueError) and owner.base.is_constant()):
-            raise Break("builtin-error", f"an error about a {owner.describe()}") from None
+            raise Break("builtin-error", f"an error of a {owner.describe()}") from None
 
 
 def _put_back(variables: dict[str, Any], before: dict[str, Any]) -> None:

@@ -185,7 +185,7 @@ class Tracer:
     def check_namespace(self, names: dict[str, Any]) -> None:
         """Record that variables are used by name; break when their dict is used as a dict, too."""
         if id(names) in self.values_by_id:
-            raise Break("namespace-dict", "a dict that also holds the variables of an object")
+            raise Break("namespace-dict", "a dict that is also the namespace of an object")
         self.namespaces.add(id(names))
 
     # ---- guards
@@ -197,7 +197,7 @@ class Tracer:
             Break: for the result of a deferred call.
         """
         if self.calls.count and any(origins(source)):
-            raise Break("data-dependent-value", "a number made in each call must be known here")
+            raise Break("data-dependent-value", "a value that differs in each call is needed here")
         if not isinstance(source, ConstSource):
             self.guards.add(source, kind, value, self.user_stack())
 
@@ -354,7 +354,7 @@ class Tracer:
             mapping = fresh
         named = {key.as_constant(): value for key, value in mapping.pairs(self)}
         if not all(isinstance(name, str) for name in named):
-            raise Break("builtin-error", "names of arguments that are no text")
+            raise Break("builtin-error", "keyword arguments that are not strings")
         return named
 
     def type_of(self, value: Value) -> Value:
@@ -379,7 +379,7 @@ class Tracer:
     def raise_real(self, error: BaseException) -> NoReturn:
         """Raise in the user's program what a folded function raised."""
         if Proxy.__name__ in str(error):
-            raise Break("builtin-error", "an error that names what stands for an object")
+            raise Break("builtin-error", "an error whose message names a placeholder")
         value = ExceptionValue(type(error), [self.literal(arg) for arg in error.args])
         state = getattr(error, "__dict__", None) or {}
         if isinstance(error, ImportError):
@@ -402,7 +402,7 @@ class Tracer:
         if before is mode:
             return
         if any(isinstance(context, torch.inference_mode) for context in self.open_contexts):
-            raise Break("context-manager", "another grad mode inside inference mode")
+            raise Break("context-manager", "a grad mode inside inference mode")
         torch._C._set_grad_enabled(mode)
         self.journal.on_rollback(lambda: torch._C._set_grad_enabled(before))
         self.graph.node("call_function", torch._C._set_grad_enabled, (mode,), {}, None)

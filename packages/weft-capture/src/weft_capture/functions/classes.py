@@ -190,7 +190,7 @@ class ClassValue(ObjectConstant):
         cls = self.obj
         if name == "__dict__":
             if tx.effects.touches(cls):
-                raise Break("pending-mutation", "the __dict__ of a class that was just changed")
+                raise Break("pending-mutation", "the __dict__ of a changed class")
             return tx.const_object(types.MappingProxyType(dict(cls.__dict__)))
         if name in _OF_TYPE:
             value = getattr(cls, name)

@@ -127,7 +127,7 @@ class GeneratorValue(IteratorValue):
                 return self._run(tx, frame)
             inner_type = type(None) if inner is None else inner.python_type()
             if hasattr(inner_type, "__getattr__") or (hasattr(inner_type, name) and not ends):
-                raise Break("generator", f"{name} of an iterator that is no generator")
+                raise Break("generator", f"{name} of an iterator that is not a generator")
             if inner is not None and hasattr(inner_type, name):
                 inner.call_method(tx, name, [], {})
         except Raised as raised:
@@ -302,7 +302,7 @@ class AsyncStep(IteratorValue):
     def throw(self, tx: Tracer, error: Value) -> Value | None:
         """Raise `error` where the generator waits."""
         if self.state != "running":
-            raise Break("generator", f"throw of {self.name} that waits for nothing")
+            raise Break("generator", f"throw into {self.name} that is not waiting")
         return self._run(tx, self.owner.throw, error)
 
     def _run(self, tx: Tracer, step: Callable[..., Value | None], sent: Value) -> Value | None:
@@ -335,7 +335,7 @@ class AsyncStep(IteratorValue):
 
     def reconstruct(self, out: Output) -> None:
         if self.state != "new":
-            raise Break("generator", f"{self.name} that has begun is needed")
+            raise Break("generator", f"{self.name} that has started is needed")
         out.call(getattr(types.AsyncGeneratorType, self.name), [self.owner, *self.args])
 
 
@@ -347,7 +347,7 @@ def make_generator(
     generator = GeneratorValue(frame, function, args, kwargs)
     if generator.type_name == "coroutine":
         if sys.get_coroutine_origin_tracking_depth():
-            raise Break("generator", "a coroutine that notes the frames that make it")
+            raise Break("generator", "a coroutine with origin tracking")
         tx.guard(CallSource(sys.get_coroutine_origin_tracking_depth, ()), "CONST", 0)
     tx.watch(generator)
     return generator

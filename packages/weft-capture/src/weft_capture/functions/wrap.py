@@ -188,7 +188,7 @@ def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
 
 def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
     if id(obj) in tx.calls.written:
-        raise Break("side-effect", "a list that warnings were recorded in")
+        raise Break("side-effect", "a list of recorded warnings")
     tx.guard(source, "TYPE", list)
     result = ListValue([], source)
     result.real, result.read = obj, functools.partial(_read_list, tx, obj, source)
@@ -219,7 +219,7 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
 
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     if id(obj) in tx.namespaces:
-        raise Break("namespace-dict", "a dict that also holds the variables of an object")
+        raise Break("namespace-dict", "a dict that is also the namespace of an object")
     ordered = issubclass(type(obj), collections.OrderedDict)
     value = DictValue(None, source, collections.OrderedDict if ordered else dict)
     tx.values_by_id[id(obj)] = (value, source)
@@ -263,7 +263,7 @@ def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
 
 def _wrap_module_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     if isinstance(lookup(type(obj), "__getattribute__")[1], types.FunctionType):  # type: ignore[index]
-        raise Break("special-method", "a module with a __getattribute__ of its own")
+        raise Break("special-method", "a module with a custom __getattribute__")
     return _identical(ModuleObject)(tx, obj, source)
 
 

@@ -60,7 +60,7 @@ def _known(tx: Tracer, group: Value) -> Any:
     group = tx.force(group)
     real = getattr(group, "obj", None) or group.as_constant()
     if not isinstance(real, distributed.ProcessGroup | str | None):
-        raise Break("collective", "a group that this process is no member of")
+        raise Break("collective", "a process group without this process")
     source, world = group.source, real is distributed.group.WORLD
     if isinstance(real, str) or source is None or isinstance(source, ConstSource):
         source = ConstSource(None if world else real)
@@ -105,7 +105,7 @@ def _wait(tx: Tracer, tensor: Value) -> Any:
         or not collective
         or (tensor.fake.requires_grad and not _NEW)
     ):
-        raise Break("collective", "waiting for a tensor that no collective of the graph made")
+        raise Break("collective", "waiting for a tensor that is no result of a collective")
     tx.graph.replace(tensor, tx.graph.emit_plain("call_function", _WAITS[1], [tensor], {}))
     return tensor
 
@@ -152,7 +152,7 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     more += ["a group"] if name == "broadcast" and group not in (None, world) else []
     group = group or world
     if more or tx.transforms or group is None or _state(group)[1]:
-        raise Break("collective", f"{name} with {more}, in a block or a transform")
+        raise Break("collective", f"{name} with {more}, in a coalescing block or a transform")
     if "reduce" in name:
         bound["op"] = _reduction(tx, bound.get("op"))
     if "src" in bound:
@@ -181,7 +181,7 @@ def _sizes(tx: Tracer, sizes: Value, tensor: Value, count: int) -> list[int]:
     lengths = [size.as_constant() for size in sizes.unpack(tx)] if sizes is not NONE else []
     lengths = lengths or [rows // count] * count
     if len(lengths) != count or sum(lengths) != rows:
-        raise Break("collective", "all_to_all_single of other sizes than there are")
+        raise Break("collective", "all_to_all_single with sizes that do not fit")
     return lengths
 
 
@@ -189,7 +189,7 @@ def _reduction(tx: Tracer, value: Value | None) -> str:
     """Return the name of a reduction in functional collectives."""
     real: Any = getattr(value, "obj", None) if value else _SUM
     if not isinstance(real, distributed.ReduceOp.RedOpType) or real.name not in _REDUCTIONS:
-        raise Break("collective", "a reduction of another kind")
+        raise Break("collective", "an unknown reduction")
     if value and value.source is not None and not isinstance(value.source, ConstSource):
         tx.guard_same(operator.eq, value.source, real)
     return real.name.lower()
@@ -300,7 +300,7 @@ def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     meshed = isinstance(tensor, WrapperValue) or words.get("device_mesh") is not None
     sent = name == "distribute_tensor" and words.get("src_data_rank", 0) is not None
     if not isinstance(tensor, TensorValue) or not meshed or words.get("run_check") or sent:
-        raise Break("collective", f"{name} without a mesh, or that sends data to others")
+        raise Break("collective", f"{name} without a mesh, or with communication")
 
     def node(tensor: Any) -> Any:
         return function(tensor, **words)
@@ -309,7 +309,7 @@ def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     tx.process_bound = "a device mesh"
     result = tx.graph.emit_plain("call_function", node, [tensor], {})
     if isinstance(result, TensorValue) and result.is_new_leaf():
-        raise Break("collective", f"{name} makes a leaf of the history")
+        raise Break("collective", f"{name} creates a leaf")
     return result
 
 

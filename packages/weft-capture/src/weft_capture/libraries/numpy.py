@@ -294,7 +294,7 @@ def _rehearse(
         wanted, actual
     )
     if not agree or divides or with_scalar or not numpy_is_quiet():
-        raise Break("numpy", f"{path}, which torch does in another way")
+        raise Break("numpy", f"{path}, where torch's result differs")
     return wanted, to_float
 
 
@@ -333,7 +333,7 @@ def _result(
     ]
     taken = bases[0] in bases[1:]
     if mine and not taken:
-        raise Break("numpy", f"{path} of an array that torch copies")
+        raise Break("numpy", f"{path}, where torch copies the array")
     copied = result.call_method(tx, "clone", [], {}) if taken and not mine else result
     return ArrayValue(copied, type(wanted))
 

@@ -85,9 +85,9 @@ def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value
     counts, shape = ints(lengths, "the lengths"), input.example().shape
     time, batch = (1, 0) if batch_first.nb_bool(tx) else (0, 1)
     if sorted(counts, reverse=True) != counts or not counts or counts[-1] < 1 or 0 in shape:
-        raise Break("operator-error", "packing sequences that are empty or not sorted")
+        raise Break("operator-error", "pack_padded_sequence of empty or unsorted sequences")
     if shape[batch] != len(counts) or shape[time] < counts[0]:
-        raise Break("operator-error", "packing other sequences than there are")
+        raise Break("operator-error", "pack_padded_sequence with lengths that do not fit")
     arguments = [input, tx.literal(counts), batch_first]
     data = tx.graph.emit("call_function", pack, arguments, {})
     return tx.tuple_of([data, _tensor(tx, batch_sizes_of(counts))])
@@ -100,7 +100,7 @@ def _pad(
 ) -> Value:  # fmt: skip
     sizes = ints(batch_sizes, "the sizes")
     if data.example().shape[0] != sum(sizes):
-        raise Break("operator-error", "unpacking other sequences than there are")
+        raise Break("operator-error", "pad_packed_sequence with sizes that do not fit")
     arguments = [data, tx.literal(sizes), batch_first, padding_value, total_length]
     padded = tx.graph.emit("call_function", pad, arguments, {})
     return tx.tuple_of([padded, _tensor(tx, batch_sizes_of(sizes))])

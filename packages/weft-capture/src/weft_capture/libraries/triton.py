@@ -27,7 +27,7 @@ class _Launched(Value):
 @rule(*(f"triton.runtime.{name}.run" for name in KERNELS.split()))
 def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw: Value) -> Value:
     if kernel.source is None or warmup.nb_bool(tx):
-        raise Break("triton-kernel", "a Triton kernel that the program makes or only compiles")
+        raise Break("triton-kernel", "a Triton kernel created in the frame, or a warmup call")
     tx.guard_identity(kernel.source, kernel.obj)
     tx.process_bound = "a Triton kernel"
     values: dict[int, Value] = {}

@@ -382,7 +382,7 @@ def real_instance_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value
         mro_entry = find_in_class(self.cls, name)
         plain = mro_entry is None or not hasattr(type(mro_entry[1]), "__get__")
         if plain and getattr(self.obj, name, _NO_DICT) is not (mro_entry or (None, _NO_DICT))[1]:
-            raise Break("c-attribute", f"{name} of {self.describe()}, which hides its dict")
+            raise Break("c-attribute", f"{name} of {self.describe()}, which hides its __dict__")
     tx.check_namespace(instance_dict)
     if name in instance_dict:
         real = instance_dict[name]

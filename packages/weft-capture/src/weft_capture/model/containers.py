@@ -340,7 +340,7 @@ class SetValue(MutableValue):
         for real in (self.cls(items), self.cls(self.cls(items))):
             if ordered and list(real) == items:
                 return real
-        raise NotConstant("a set that would have another order")
+        raise NotConstant("a set whose order cannot be rebuilt")
 
     def tp_hash(self) -> object:
         return frozenset(self.entries) if self.cls is frozenset else super().tp_hash()
@@ -353,7 +353,7 @@ class SetValue(MutableValue):
             if _layout(built) == _layout(self.order) and not (self.removals or self.loose):
                 out.call(self.cls, [added_items])
                 return
-        raise Break("object-identity", "a set that would have another order")
+        raise Break("object-identity", "a set whose order cannot be rebuilt")
 
     def state(self) -> object:
         """Return the state of the set, for comparison."""

@@ -64,7 +64,7 @@ class AutocastContext(MutableValue):
     def enter(self, tx: Tracer) -> None:
         """Enter the block."""
         if self.real is not None:
-            raise Break("context-manager", "a context manager that is entered again")
+            raise Break("context-manager", "a context manager that is entered twice")
         tx.journal.touch(self)
         self.source = None
         self.enter_real(tx)
@@ -225,7 +225,7 @@ def _enter(tx: Tracer, self: AutocastContext) -> Value:
 def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
     real = self.real
     if real is None:
-        raise Break("context-manager", "leaving a block that was entered for real")
+        raise Break("context-manager", "leaving a block that was entered before the capture")
     _leave(tx, real)
     tx.journal.on_rollback(lambda: self.enter_real(tx))
     self.leave_node(tx)
@@ -253,7 +253,7 @@ def _disable_hooks(tx: Tracer, self: HooksDisabled) -> Value:
 @method(HooksDisabled, "__exit__")
 def _enable_hooks(tx: Tracer, self: HooksDisabled, *error: Value) -> Value:
     if not self.entered:
-        raise Break("context-manager", "leaving a block that was entered for real")
+        raise Break("context-manager", "leaving a block that was entered before the capture")
     tx.journal.touch(self)
     self.entered = False
     return FALSE

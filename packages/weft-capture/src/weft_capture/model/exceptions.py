@@ -40,7 +40,7 @@ class TracebackValue(Value):
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if tx.frame is not None and "tb_frame" in tx.frame.function.code.co_names:
-            error = Break("exception-state", f"{name} of a traceback, whose frames are looked at")
+            error = Break("exception-state", f"{name} of a traceback, whose frames are read")
             error.eager_frame = tx.frame  # whose pieces would be frames of their own
             raise error
         return super().tp_getattro(tx, name)
@@ -140,7 +140,7 @@ class ExceptionValue(MutableValue):
         mro_entry = attributes.lookup(self.cls, name)
         c_field = mro_entry and isinstance(mro_entry[1], attributes.SLOTS)
         if c_field and (self.source is not None or name == "__dict__"):
-            raise Break("exception-state", f"{name} of {self.describe()} as it is now")
+            raise Break("exception-state", f"{name} of {self.describe()} of the current state")
         if mro_entry is None or (c_field and "__slots__" in vars(mro_entry[0])):  # an unset slot
             tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
         if c_field:
@@ -192,9 +192,7 @@ class ExceptionValue(MutableValue):
 
     def _check_is_ours(self) -> None:
         if self.source is not None:
-            raise Break(
-                "exception-state", "a change of an outside exception that is no new attribute"
-            )
+            raise Break("exception-state", "a change of args of an input exception")
 
     def replay(self, out: Output) -> None:
         out.replay_attributes(self, self.attributes)
@@ -284,7 +282,7 @@ def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
     """Return the exception for `throw`, whose old form is class, value, traceback."""
     value = rest[0] if rest and rest[0] is not NONE else error
     if rest and (THROW_WARNS_OF_CLASSES or value.is_constant()):
-        raise Break("warns", "throw or athrow with more than one argument")
+        raise Break("warns", "throw or athrow with several arguments")
     return value.tp_call(tx, [], {}) if issubclass(value.python_type(), type) else value
 
 
@@ -344,7 +342,7 @@ def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> V
     try:
         return constant(function(self.builtin()))
     except NotConstant:
-        raise Break("string-conversion", "text of an exception over tensors") from None
+        raise Break("string-conversion", "str of an exception with tensors as args") from None
 
 
 @method(ExceptionValue, "__str__")

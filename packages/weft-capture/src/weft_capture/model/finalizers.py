@@ -21,14 +21,14 @@ def release(frame: Frame, old: Value | None) -> None:
     if old is None or any(old is value for value in frame.stack):
         return
     if has_finalizer(old):
-        raise Break("finalizer", "a variable lets go of an object with a __del__")
+        raise Break("finalizer", "a variable releases an object with a __del__")
     if old.source is None or isinstance(old.source, ConstSource):
         return
     obj = getattr(old, "obj", None)
     frame.tx.released_ids.add(id(obj))
     if isinstance(old.source, LocalSource | CallSource):  # no object leads to it, that we know of
         if any(map(_is_programs, weakref.getweakrefs(obj))):
-            raise Break("weak-reference", "a variable lets go of an object that others watch")
+            raise Break("weak-reference", "a variable releases an object that has weak references")
         frame.tx.released_ids.add(frame.tx.real_id(old))
 
 

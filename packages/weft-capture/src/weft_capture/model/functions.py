@@ -183,7 +183,7 @@ class FunctionValue(MutableValue):
             Break: when its code is a module's, whose variables are the globals.
         """
         if not self.code.co_flags & inspect.CO_OPTIMIZED:
-            raise Break("dynamic-code", "a function of a module's code")
+            raise Break("dynamic-code", "a function of module-level code")
         derived = decode(self.code).derived
         binder = derived.get("binder")
         if binder is None:

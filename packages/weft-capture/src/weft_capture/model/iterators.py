@@ -93,7 +93,7 @@ class SequenceIterator(IteratorValue):
                 what = "an iterator over what has changed since"
                 raise Break("loop", what) from None
             if over in out.tx.effects.changed:
-                raise Break("loop", "an iterator over what is written after it is made")
+                raise Break("loop", "an iterator over a container that is written after the graph")
             out.call(self.cls, [over, constant(self.position)])
         elif backwards or (isinstance(over, Constant | ListValue) and self.position != EXHAUSTED):
             offset = self.end - 1 - self.position if backwards else self.position
@@ -294,7 +294,7 @@ class DequeValue(ListValue):
         if name == "maxlen":
             return constant(self.added.maxlen)
         if name in ("__getitem__", "__setitem__", "__delitem__"):
-            raise Break("builtin-error", f"deque.{name}, whose errors have other words")
+            raise Break("builtin-error", f"deque.{name}, whose error differs")
         return super().tp_getattro(tx, name)
 
     def tp_iter(self, tx: Tracer) -> Value:
@@ -305,5 +305,5 @@ class DequeValue(ListValue):
 
     def reconstruct(self, out: Output) -> None:
         if out.is_cyclic(self):
-            raise Break("cannot-rebuild", "rebuilding a deque that holds itself")
+            raise Break("cannot-rebuild", "rebuilding a deque that contains itself")
         out.call(collections.deque, [TupleValue(self.items), constant(self.items.maxlen)])

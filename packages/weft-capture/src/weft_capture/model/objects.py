@@ -335,7 +335,7 @@ class UserObject(InstanceValue):
         if self.has_special("__bool__"):
             said = self.special(tx, "__bool__").tp_call(tx, [], {})
             if said.python_type() is not bool:
-                raise Break("builtin-error", f"a truth that is {said.describe()}")
+                raise Break("builtin-error", f"__bool__ that returns {said.describe()}")
             return said.nb_bool(tx)
         if self.has_special("__len__"):
             return tx.builtin(len, self).nb_bool(tx)

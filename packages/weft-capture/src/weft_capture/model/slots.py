@@ -117,7 +117,7 @@ def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: boo
     operands = {"+": (left,), "*": (left, right)}.get(op.symbol, ())
     symbol = f"{op.symbol}=" if inplace else op.symbol
     if any(map(is_sequence, operands)):
-        raise Break("builtin-error", f"{symbol} of sequences, whose errors differ")
+        raise Break("builtin-error", f"{symbol} of sequences, whose error differs")
     symbol = "** or pow()" if symbol == "**" else symbol
     names = f"'{type_name(operand_types[0])}' and '{type_name(operand_types[1])}'"
     tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")

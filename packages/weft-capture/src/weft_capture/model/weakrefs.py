@@ -47,7 +47,7 @@ class WeakRefValue(Value):
             return self.ref
         asks = getattr(self.target, "has_special", None)
         if asks is not None and asks("__eq__"):  # another reference to it is asked by it
-            raise Break("weak-reference", "a weak reference, which its object compares, as a key")
+            raise Break("weak-reference", "a weak reference as a key, whose object has an __eq__")
         key = self.target.tp_hash()
         real = key is getattr(self.target, "obj", self)
         return weakref.ref(key) if real else (weakref.ref, key)

@@ -99,7 +99,7 @@ def _check_names(frame: Frame, depth: int, added: DictValue, source: Value) -> N
         return
     callee = next(value for value in reversed(frame.stack[: depth - 1]) if value is not NULL)
     if again is None or type(callee) is not FunctionValue:
-        raise Break("builtin-error", "arguments after ** that a call refuses")
+        raise Break("builtin-error", "keyword arguments after ** that the callee refuses")
     names = (callee.tp_getattro(tx, f"__{name}__").as_constant() for name in ("module", "qualname"))
     text = f"got multiple values for keyword argument '{again.as_constant()}'"
     tx.raise_(TypeError, f"{'.'.join(names)}() {text}")

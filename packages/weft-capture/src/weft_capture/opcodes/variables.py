@@ -138,7 +138,7 @@ def _load_name(frame: Frame, instr: Instr) -> None:
         names = _names_of(frame.stack.pop())
     own = names.get(instr.argval)
     if type(getattr(own, "obj", None)) is enum.auto:
-        raise Break("class-definition", "the number of an enum.auto")
+        raise Break("class-definition", "the value of an enum.auto in its class body")
     if own is not None:
         frame.stack.append(frame.tx.force(own))
     elif instr.opname.endswith("DEREF"):

@@ -158,7 +158,7 @@ class Output:
         """Push a result of the graph."""
         node = value.node
         if isinstance(value, TensorValue) and value.hooked_at >= 0:
-            raise Break("autograd-state", "a tensor with a hook leaves", value.hooked_at)
+            raise Break("autograd-state", "a tensor with a hook leaves the graph", value.hooked_at)
         if isinstance(value, TensorValue) and value.is_new_leaf():
             # The tracer of the next stage would give it a `grad_fn`, or no gradient.
             step = self.tx.graph.made_at.get(node, -1)

@@ -105,7 +105,7 @@ class GraphBuilder:
         fake inner tensors of a wrapper subclass.
         """
         if torch._is_functional_tensor(tensor) or torch._is_zerotensor(tensor):
-            raise Break("unsupported-tensor", "a tensor that stands for memory it does not have")
+            raise Break("unsupported-tensor", "a functional or zero tensor")
         name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
             marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}
@@ -268,7 +268,7 @@ class GraphBuilder:
         if now is self.inference or target in _MODES:
             return
         if any(node.op != "placeholder" and node.target not in _MODES for node in self.graph.nodes):
-            raise Break("context-manager", "inference mode is on for only a part of the graph")
+            raise Break("context-manager", "inference mode covers only a part of the graph")
         self.tx.journal.on_rollback(lambda: setattr(self, "inference", before))
         self.inference = now
 
@@ -482,7 +482,7 @@ def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
         results = [results] if len(into) == 1 else results
         same = same and [t.shape for t in results] == [value.example().shape for value in into]
     if not same:
-        raise Break("tensor-storage", "giving a tensor from outside another size")
+        raise Break("tensor-storage", "resizing an input tensor")
 
 
 def _known_int(number: Any) -> Any:

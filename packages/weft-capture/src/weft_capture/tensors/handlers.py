@@ -70,7 +70,7 @@ def _look_through(tx: Tracer, cls: type, function: Any, seen: set[Any], makes: b
         outer = function.__code__.co_freevars
         stores |= any(instr.opname == "STORE_DEREF" and instr.argval in outer for instr in steps)
         if done & _WRITES or stores or _SHOWS.intersection(code.co_names):
-            raise Break("torch-function", f"a handler of {cls.__name__} that has effects")
+            raise Break("torch-function", f"a handler of {cls.__name__} with side effects")
         changes = bool(done & _SETS) or _changes_others(steps)
         for value, read, *where in _named(cls, function, code):
             source = CallSource(read, tuple(map(ConstSource, where)))

@@ -115,7 +115,7 @@ def check_writes(inputs: list[GraphInput]) -> None:
         if entry.recorded_at < 0:
             continue
         if not is_writable(real):
-            raise Break("tensor-storage", "a write to a view, or a gradient, that is watched")
+            raise Break("tensor-storage", "a write to a view, or to a leaf with hooks")
         others = [
             tensor
             for other in inputs
@@ -123,7 +123,7 @@ def check_writes(inputs: list[GraphInput]) -> None:
             for tensor in subclass.inside(other.example, other.source).values()
         ]
         if shares_memory(list(subclass.inside(real, entry.source).values()), others):
-            raise Break("tensor-storage", "a write with a history to memory of two inputs")
+            raise Break("tensor-storage", "a recorded write to memory that two inputs share")
 
 
 def write_guards(inputs: list[GraphInput]) -> list[Guard]:

@@ -85,7 +85,7 @@ class RuntimeValue(VaryingObject):
         """Fix the object to the present one with a guard, and return it."""
         if is_runtime(self):
             type_name = self.python_type().__name__
-            raise Break("data-dependent-value", f"a {type_name} made in each call")
+            raise Break("data-dependent-value", f"a {type_name} that differs in each call")
         assert self.source is not None
         current_tracer().guard_constant(self.source, self.hint)
         return self.hint

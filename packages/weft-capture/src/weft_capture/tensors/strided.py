@@ -37,12 +37,12 @@ def guard_strided(tx: Tracer, target: Any, args: Sequence[Any], kwargs: dict[str
     first = x.storage_offset() if offset is None else offset
     end = first + sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True)) + 1
     if end * x.element_size() > x.untyped_storage().nbytes():
-        raise Break("tensor-storage", f"{name} beyond what is known of the memory")
+        raise Break("tensor-storage", f"{name} beyond the elements of the tensor")
     entry = None if offset is None else _owner(tx.graph.inputs, x)
     if entry is None:
         return
     if not begins_its_memory(entry.example):  # type: ignore[arg-type]
-        raise Break("tensor-storage", f"{name} with an offset, of a tensor that has one too")
+        raise Break("tensor-storage", f"{name} with an offset, of a tensor with an offset")
     tx.guard(CallSource(begins_its_memory, (entry.source,)), "CONST", True)
 
 

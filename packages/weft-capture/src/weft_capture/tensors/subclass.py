@@ -150,7 +150,7 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
     except Exception as error:
         raise Break("tensor-subclass", f"{cls.__name__}: {error}") from error
     if not complete or result.fake.requires_grad != obj.requires_grad:
-        raise Break("tensor-subclass", f"a {cls.__name__} holds more than it tells")
+        raise Break("tensor-subclass", f"a {cls.__name__} has state outside of its inner tensors")
     tx.guard(source, "TENSOR", TensorSpec.of(obj, like=result.fake))
     tx.guard(CallSource(SubclassLayout.fits, (ConstSource(kept), source)), "CONST", True)
     return result

@@ -117,7 +117,7 @@ class SymFloatValue(Varying):
     def as_constant(self) -> Any:
         """Fix the number to its present value with a guard, and return it."""
         if self.source is None:
-            raise Break("data-dependent-value", "a number read from a tensor must be known here")
+            raise Break("data-dependent-value", "a number read from a tensor is needed here")
         self.tx.guard_constant(self.source, self.hint)
         return self.hint
 

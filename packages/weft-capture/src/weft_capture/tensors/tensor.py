@@ -187,7 +187,7 @@ class TensorValue(GraphValue):
 
     def graph_arg(self) -> Any:
         if self.overlay is not None and "data" in self.overlay.attrs:
-            raise Break("tensor-storage", "a tensor from outside whose data were replaced")
+            raise Break("tensor-storage", "an input tensor whose data were replaced")
         return self.node
 
     def example(self) -> Any:
@@ -378,7 +378,7 @@ class SymValue(GraphValue, Varying):
     def as_constant(self) -> Any:
         """Fix the number to its present value with a guard, and return it."""
         if self.is_data():
-            raise Break("data-dependent-value", f"{self.describe()} must be known here")
+            raise Break("data-dependent-value", f"{self.describe()} is needed here")
         return self.python_type()(self.sym)
 
     def nb_bool(self, tx: Tracer) -> bool:

@@ -192,7 +192,7 @@ def _extremum(
 @rule(sum)
 def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
     if issubclass(start.python_type(), str | bytes | bytearray):
-        raise Break("builtin-error", "sum of text")
+        raise Break("builtin-error", "sum of strings")
     numbers, left, exact = [start], stepped(tx, items), (int, float)
     while (item := next(left, None)) is not None:
         operand_types = start.python_type(), item.python_type()
@@ -341,7 +341,7 @@ def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
 @rule(anext)
 def _anext(tx: Tracer, iterator: Value, *default: Value) -> Value:
     if default or not hasattr(iterator.python_type(), "__anext__"):
-        raise Break("unsupported-arguments", "anext with a default, or of what has none")
+        raise Break("unsupported-arguments", "anext with a default, or of no asynchronous iterator")
     return iterator.call_method(tx, "__anext__", [], {})
 
 

@@ -53,7 +53,7 @@ class CachedFunction(ObjectConstant, MutableValue):
         call = self._trace if _vary([*args, *kwargs.values()]) else self._call_real
         result = None if handled else call(tx, args, kwargs)
         if result is None and not is_immutable_module(self.obj.__module__):
-            raise Break("cached-function", f"{self.describe()}, which gives objects out of a cache")
+            raise Break("cached-function", f"{self.describe()}, which returns objects of a cache")
         return result or tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
 
     def _call_once(
@@ -154,7 +154,7 @@ class _InCache(RootSource):
     text = "a cache"
 
     def emit(self, builder: Builder) -> None:
-        raise Break("cached-function", "an object out of a cache changes or leaves", self.made_at)
+        raise Break("cached-function", "an object of a cache is changed or returned", self.made_at)
 
 
 def _kept(result: object) -> Source:

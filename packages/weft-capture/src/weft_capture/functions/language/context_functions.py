@@ -117,7 +117,7 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
     if not torch.is_grad_enabled():
         return result
     if tx.graph.writes() != writes or has_effects():
-        raise Break("higher-order-op", "effects in a function that the backward pass runs again")
+        raise Break("higher-order-op", "side effects in a checkpointed function")
     nodes = nodes_after(tx, last)
     reads = {node for n in nodes for node in n.all_input_nodes}.difference(nodes)
     fakes = [node.meta["example_value"] for node in reads]

@@ -246,7 +246,7 @@ def _update(
     name: str, tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value
 ) -> None:
     if name == "__init__" and self.cls is defaultdict:
-        raise Break("c-function", "defaultdict.__init__ of one that there is")
+        raise Break("c-function", "defaultdict.__init__ of an existing object")
     tx.mutate(self)
     fill(tx, self, items, kw)
 

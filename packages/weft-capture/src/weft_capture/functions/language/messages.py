@@ -34,7 +34,7 @@ from weft_capture.python_compat import FILTERS_MUTATED, WARNINGS_LOCK
 def _check_unchanged(tx: Tracer, *objects: object) -> None:
     """Break where the program has changed objects that the call reads."""
     if tx.effects.touches(sys, torch._tensor_str.PRINT_OPTS, *objects):
-        raise Break("pending-mutation", "output through something that was just changed")
+        raise Break("pending-mutation", "output while print options or sys were changed")
 
 
 def _check_stream(tx: Tracer, stream: Value) -> None:
@@ -59,7 +59,7 @@ def _print(
     flush: Value = FALSE,
 ) -> None:
     if not all(isinstance(text.as_constant(), str | None) for text in (sep, end)):
-        raise Break("builtin-error", "print with a separator that is no text")
+        raise Break("builtin-error", "print with a sep or end that is not a string")
     stream = file if file is not NONE else tx.const_object(sys).tp_getattro(tx, "stdout")
     if isinstance(stream, ReplayedValue):
         words = [text_of(tx, arg, str) for arg in args]
@@ -90,7 +90,7 @@ def _shown(tx: Tracer, value: Value) -> Value:
 @method(StreamValue, "write")
 def _write(tx: Tracer, self: StreamValue, text: Value) -> Value:
     if not isinstance(text, Constant) or not isinstance(text.value, str):
-        raise Break("side-effect", "write of a text that is not known")
+        raise Break("side-effect", "write of an unknown string")
     _check_stream(tx, self)
     tx.calls.add(_print_now, NONE, constant(""), self, FALSE, text)
     return constant(len(text.value))
@@ -132,7 +132,7 @@ def _log_state(logger: logging.Logger, level: int) -> str:
 def _state(tx: Tracer, logger: Value, level: int) -> str:
     source = logger.source
     if not isinstance(logger, UserObject) or source is None or type(level) is not int:
-        raise Break("side-effect", "logging with a logger made here")
+        raise Break("side-effect", "logging with a logger created in the frame")
     looked_at = [*_parts(logger.obj), logging, logger.obj.manager]
     lists = [getattr(obj, name, None) for obj in looked_at for name in ("handlers", "filters")]
     _check_unchanged(tx, *looked_at, *lists)
@@ -153,7 +153,7 @@ def _log(tx: Tracer, logger: Value, level: Value, text: Value, *args: Value, **k
         return NONE
     options = k.keys() - {"exc_info", "stack_info", "extra"}
     if state == "other" or options or any(k[n] not in (NONE, FALSE) for n in k):
-        raise Break("side-effect", "logging with handlers or options of the program's own")
+        raise Break("side-effect", "logging with custom handlers or options")
     assert tx.frame is not None
     at = tx.frame.location()[0]
     where = constant((at.filename, at.lineno, at.name))
@@ -238,7 +238,7 @@ def _warn(
         or not issubclass(warning_class, Warning)
         or source is not NONE
     ):
-        raise Break("side-effect", "a warning of no class of warnings, or with a source")
+        raise Break("side-effect", "a warning with a source, or whose category is no warning class")
     text = None if isinstance(message, HOLES) else text_of(tx, message, str)
     frame, above = tx.frame, stacklevel.as_constant() - 1
     while frame is not None and above > 0:
@@ -246,7 +246,7 @@ def _warn(
         frame = frame.parent
     above += frame is None
     if above < 0 or (above and original(tx.frames[0].decoded) is not tx.frames[0].decoded):
-        raise Break("side-effect", "a warning about the caller of a part of a function")
+        raise Break("side-effect", "a warning with a stacklevel above a resume function")
     position: Any = (above,)
     about: Any = (text, warning_class, None, 0)
     if frame is not None:
@@ -260,7 +260,7 @@ def _warn(
     shown = _is_only_shown(*about)
     tx.guard(CallSource(_is_only_shown, tuple(map(ConstSource, about))), "CONST", shown)
     if not shown:
-        raise Break("side-effect", "a warning that raises, or that a hook gets")
+        raise Break("side-effect", "a warning that raises or calls a hook")
     tx.calls.written.add(recorder)
     tx.calls.add(_warn_now, message, *map(constant, (warning_class, *position)))
     return NONE
@@ -291,7 +291,7 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, position: Any) -> Valu
     plain = recorder.source is not None or isinstance(recorder, MethodOf)
     plain = plain and not tx.effects.touches(sys, _WARNINGS.onceregistry)
     if text is None or len(position) == 1 or not plain or not is_plain_stream(sys.stderr):
-        raise Break("side-effect", "a warning with an unknown text, or in changed circumstances")
+        raise Break("side-effect", "a warning with an unknown message or stream")
     filters = [entry.as_constant() for entry in library.tp_getattro(tx, "filters").unpack(tx)]
     action = _action(filters, *about)
     instance = message
@@ -302,7 +302,7 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, position: Any) -> Valu
     if action == "ignore":
         return NONE
     if action != "always":
-        raise Break("side-effect", "a warning that may have been given before")
+        raise Break("side-effect", "a warning that may have been shown before")
     arguments = [instance, *map(tx.const_object, (warning_class, position[0], line))]
     record = tx.const_object(warnings.WarningMessage).tp_call(tx, arguments, {})
     if isinstance(recorder, MethodOf):

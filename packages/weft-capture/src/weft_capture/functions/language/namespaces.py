@@ -86,7 +86,7 @@ def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
 @rule(setattr)
 def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
     if isinstance(name, Varying) and not tx.fullgraph:  # there each name is a graph
-        raise Break("symbolic-number", "setattr of a name that varies")
+        raise Break("symbolic-number", "setattr with a symbolic name")
     value.tp_setattro(tx, _name_for(tx, setattr, name), item)
 
 
@@ -125,7 +125,7 @@ def _get(tx: Tracer, self: GlobalsValue, key: Value, default: Value = NONE) -> V
 def _has(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
     if key.as_constant() in self.function.globals:
         return constant(True)
-    raise Break("namespace-dict", "a name that is not among the globals")
+    raise Break("namespace-dict", "a new name in the globals")
 
 
 @method(GlobalsValue, "__setitem__")
@@ -234,23 +234,26 @@ def _execute(tx: Tracer, mode: str, source: Value, scopes: Sequence[Value], more
     suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     plain = isinstance(code, types.CodeType) and not code.co_flags & suspends
     if not plain or code.co_freevars:
-        raise Break("dynamic-code", f"{mode} of no text or code")
+        raise Break("dynamic-code", f"{mode} of an object that is no string or code")
     ops = {instr.opname for instr in decode(code).instrs}
     if names is NONE and local_names is NONE:
         if not ops.isdisjoint(("STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS")):
             _ask_once(tx)
-            raise Break("dynamic-code", f"{mode} that makes variables")
+            raise Break("dynamic-code", f"{mode} that assigns variables")
         global_dict, variables = frame.function.globals, _variables(tx)
     else:
         alone = not any(isinstance(const, types.CodeType) for const in code.co_consts)
         alone = alone and _SEES_NAMES.isdisjoint(code.co_names) and "SETUP_ANNOTATIONS" not in ops
         alone = alone and not any(op.endswith("_GLOBAL") for op in ops)
         if type(names) is not DictValue or names.cls is not dict or not alone:
-            raise Break("dynamic-code", f"{mode} of functions, or in other names than one dict's")
+            raise Break(
+                "dynamic-code",
+                f"{mode} with functions, or with other globals and locals than one dict",
+            )
         global_dict, variables = {"__builtins__": vars(builtins)}, _Names(tx, names)
         key, builtins_value = constant("__builtins__"), tx.const_object(vars(builtins))
         if local_names not in (NONE, names) or names.get(tx, key) not in (None, builtins_value):
-            raise Break("dynamic-code", f"{mode} with locals or builtins of its own")
+            raise Break("dynamic-code", f"{mode} with custom locals or __builtins__")
         names.mp_ass_subscript(tx, key, builtins_value)
     function = types.FunctionType(code, global_dict)
     result = tx.run_code(function_value(tx, function, ConstSource(function)), variables)
@@ -348,7 +351,7 @@ def _hash(tx: Tracer, value: Value) -> Value:
         if getattr(value.python_type(), "__hash__", None) is None:
             tx.raise_(TypeError, unhashable(value.python_type()))
         if value.python_type() in MADE:
-            raise Break("class-definition", "the hash of an object whose class may still change")
+            raise Break("class-definition", "the hash of an object whose class may change")
         return RuntimeNumber(hash, [value])
     if type(value) is TupleValue and not value.is_constant():
         hashes = [_hash(tx, tx.force(item)) for item in value.items]

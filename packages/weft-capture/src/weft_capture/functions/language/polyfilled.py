@@ -146,7 +146,7 @@ class GetterValue(Value):
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if len(args) != 1 or kwargs:
-            raise Break("builtin-error", f"arguments of what {self.cls.__name__} makes")
+            raise Break("builtin-error", f"arguments of the result of {self.cls.__name__}")
         return self.function.tp_call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
@@ -161,7 +161,7 @@ def _getter(factory: Any, version: Any) -> None:
         try:
             function = tx.const_object(version).tp_call(tx, list(args), kwargs)
         except Raised:
-            raise Break("builtin-error", f"such arguments of {factory.__name__}") from None
+            raise Break("builtin-error", f"an error of {factory.__name__}") from None
         return GetterValue(cls, factory, function, list(args), kwargs)
 
 

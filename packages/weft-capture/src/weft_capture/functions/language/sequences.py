@@ -198,7 +198,7 @@ def _compared(tx: Tracer, self: Any, name: str, item: Value, *more: Any) -> tupl
     real = self.with_proxies(tx)
     result = real_call(tx, getattr(real, name), Proxy(tx, item), *more)
     if before != list(self.items):
-        raise Break("container-mutation", "a container that changes while it is compared")
+        raise Break("container-mutation", "a container that changes during a comparison")
     return real, result
 
 
@@ -226,7 +226,7 @@ def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FA
         sort_proxies(tx, real, key, reverse)
     finally:  # an error leaves it half sorted
         if self.epoch != -1:
-            raise Break("container-mutation", "a list that changes while it is sorted")
+            raise Break("container-mutation", "a list that changes during sort")
         self.epoch = epoch
         self.items[:] = [proxy.value for proxy in real]
 
@@ -302,7 +302,7 @@ def _compare_real(name: str, tx: Tracer, self: Any, other: Any) -> Value:
     left, right = (side.with_proxies(tx) for side in (self, other))
     result = real_call(tx, getattr(left, name), right)
     if sizes != [len(side.unpack(tx)) for side in (self, other)]:
-        raise Break("container-mutation", "a container that changes while it is compared")
+        raise Break("container-mutation", "a container that changes during a comparison")
     return tx.literal(result)
 
 

@@ -84,7 +84,7 @@ def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
     """Guard the attributes that the signature depends on, except those of libraries."""
     function = of.function if isinstance(of, BoundMethod) else of
     if function in tx.effects.changed:
-        raise Break("pending-mutation", "the signature of a function that was just changed")
+        raise Break("pending-mutation", "the signature of a changed function")
     obj, source = getattr(function, "obj", None), getattr(function, "source", None)
     if isinstance(obj, type):
         mro_entries = [
@@ -121,9 +121,9 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
         args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
         function = function.function
     elif issubclass(function.python_type(), functools.partial):
-        raise Break("object-creation", "a partial of an object of a subclass of partial")
+        raise Break("object-creation", "functools.partial of an instance of a subclass of partial")
     elif not tx.builtin(callable, function).nb_bool(tx):
-        raise Break("builtin-error", "a partial of what cannot be called")
+        raise Break("builtin-error", "functools.partial of an object that is not callable")
     return PartialValue(function, list(args), kwargs)
 
 
@@ -136,7 +136,7 @@ def _dispatch(
         return None
     cache = inspect.getclosurevars(function.obj).nonlocals["dispatch_cache"]
     if type(cache) is not weakref.WeakKeyDictionary:
-        raise Break("unsupported-arguments", "dispatch through another cache than the library's")
+        raise Break("unsupported-arguments", "singledispatch with a replaced cache")
     owner = function.source or ConstSource(function.obj)
     return tx.wrap(function.obj(cls), CallSource(operator.call, (owner, ConstSource(cls))))
 
@@ -223,7 +223,7 @@ def _repeat(tx: Tracer, object: Value, times: Value | None = None) -> Value:
 def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) -> Value:  # noqa: B008
     first, stride = start.as_constant(), step.as_constant()
     if type(first) is not int or type(stride) is not int:
-        raise Break("unsupported-arguments", "itertools.count over other numbers than ints")
+        raise Break("unsupported-arguments", "itertools.count of numbers other than ints")
     return CombinedIterator(
         itertools.count, [], (), lambda position: [first + stride * position, stride]
     )
@@ -316,5 +316,5 @@ def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
         getattr(watcher, "type_name", "") == ASYNC and watcher.started and watcher.frame
         for watcher in tx.watched
     ):
-        raise Break("async", "asyncio.run that closes an asynchronous generator")
+        raise Break("async", "asyncio.run with an unfinished asynchronous generator")
     return coroutine.returned or NONE

@@ -67,7 +67,7 @@ def text_of(tx: Tracer, value: Value, function: Function) -> str:
     writer = next((w for value_class, w in _WRITERS if isinstance(value, value_class)), _plain_text)
     active: list[Value] = _state.__dict__.setdefault("active", [])
     if not active and _inside_real_text():
-        raise Break("string-conversion", "text that is a part of the text of a real container")
+        raise Break("string-conversion", "a repr inside the repr of a real container")
     if any(current is value for current in active) and not isinstance(value, UserObject):
         if isinstance(value, DictValue) and value.cls is collections.defaultdict:
             return f"defaultdict({text_of(tx, value.default_factory, repr)}, {{...}})"
@@ -86,7 +86,7 @@ def _plain_text(tx: Tracer, value: Value, function: Function) -> str:
     except NotConstant:
         raise Break("string-conversion", f"text of {value.describe()}") from None
     if tx.effects and tx.effects.touches(real):
-        raise Break("pending-mutation", f"text of {value.describe()}, which was just changed")
+        raise Break("pending-mutation", f"text of {value.describe()}, which was changed")
     return function(real)
 
 
@@ -186,7 +186,7 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     operands = [right] if items is None else items.unpack(tx)
     if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in operands):
         if "c" in (conversion[-1] for conversion in _PLACES.findall(text)):
-            raise Break("symbolic-number", "%c of a number that varies, which may fail")
+            raise Break("symbolic-number", "%c of a symbolic number")
         shows_objects = _OBJECTS.search(text) is not None
         return _with_holes(tx, _interpolated, [constant(text)], operands, not shows_objects)
     if items is not None:
@@ -217,7 +217,7 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
     if _PARTS.search(text) and any(
         type(shown_arg) is not arg.python_type() for arg, shown_arg in pairs
     ):
-        raise Break("string-conversion", "attributes or items in the fields of a format")
+        raise Break("string-conversion", "a format with attributes or items in its fields")
     return constant(real_call(tx, text.format, *real, **words))
 
 

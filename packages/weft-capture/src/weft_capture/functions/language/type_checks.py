@@ -41,7 +41,7 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     if typed and not result and issubclass(cls, torch.Tensor):
         plain = value.base if isinstance(value, UserObject) else value
         if not isinstance(plain, TensorValue):
-            raise Break("unsupported-tensor", "what a tensor that is not in the graph holds")
+            raise Break("unsupported-tensor", "isinstance on a tensor that is not in the graph")
         result = isinstance(plain.fake, typed)
     return constant(result)
 
@@ -98,7 +98,7 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     ]
     look |= not all(isinstance(candidate, type) for candidate in candidates)
     if look or any(hook is not None and is_user_code(hook) for hook in hooks):
-        raise Break("special-method", "a class that says itself what its instances are")
+        raise Break("special-method", "isinstance with a class that overrides __instancecheck__")
     return tuple(candidates)
 
 

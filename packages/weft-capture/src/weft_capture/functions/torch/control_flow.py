@@ -151,7 +151,7 @@ def _cond(
     if not isinstance(pred, TensorValue):
         return (true_fn if pred.nb_bool(tx) else false_fn).tp_call(tx, args, {})
     if pred.fake.numel() != 1 or pred.fake.dtype is not torch.bool:
-        raise Break("higher-order-op", "torch.cond with a condition that is not one bool")
+        raise Break("higher-order-op", "torch.cond with a predicate that is not a single bool")
     taken = _run(tx, "the true branch of torch.cond", true_fn, args)
     other = _run(tx, "the false branch of torch.cond", false_fn, args)
     other.check_like(taken.leaves, taken.spec)
@@ -174,7 +174,9 @@ def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Valu
     if not all(isinstance(leaf, TensorValue) for leaf in leaves):
         raise Break("higher-order-op", "torch.while_loop over numbers, on a tensor's condition")
     if going_on.fake.numel() != 1 or going_on.fake.dtype is not torch.bool:
-        raise Break("higher-order-op", "torch.while_loop with a condition that is not one bool")
+        raise Break(
+            "higher-order-op", "torch.while_loop with a condition that is not a single bool"
+        )
     leaves = [leaf.call_method(tx, "clone", [], {}) for leaf in leaves]
     args = [tree_value(tx, tree) for tree in pytree.tree_unflatten(leaves, spec)]
     asked = _run(tx, "the condition of torch.while_loop", cond_fn, args)

@@ -49,7 +49,7 @@ def _grad_fn(tx: Tracer, self: TensorValue) -> Value:
 @tensor_attribute("grad")
 def _grad(tx: Tracer, self: TensorValue) -> Value:
     if not _is_leaf(tx, self):
-        raise Break("autograd-state", "the gradient of a tensor that is no leaf")
+        raise Break("autograd-state", ".grad of a non-leaf tensor")
     if self.source is None or self.real is None:
         return NONE
     return tx.wrap(self.real.grad, AttrSource(self.source, "grad"))
@@ -126,7 +126,7 @@ def _detach(tx: Tracer, self: TensorValue) -> Value:
     if not self.fake.requires_grad:
         return self
     if self.source is not None:
-        raise Break("autograd-state", "detaching an existing tensor from its history in place")
+        raise Break("autograd-state", "detach_ of an input tensor")
     return tx.graph.emit("call_method", "detach_", [self], {})
 
 
@@ -175,7 +175,7 @@ def _begins_here(tx: Tracer, entry: GraphInput) -> None:
         return
     assert isinstance(real, torch.Tensor)
     if not twin.is_leaf or real._backward_hooks is not None:
-        raise Break("inner-backward", "torch.autograd.grad past the inputs of the graph")
+        raise Break("inner-backward", "torch.autograd.grad through the history of an input")
     tx.guard(AttrSource(entry.source, "is_leaf"), "CONST", True)
     tx.guard(AttrSource(entry.source, "_backward_hooks"), "NONE", None)
 
@@ -190,7 +190,7 @@ class HookHandle(MutableValue):
     cls = RemovableHandle
 
     def reconstruct(self, out: Output) -> None:
-        raise Break("autograd-state", "the handle of a tensor hook leaves")
+        raise Break("autograd-state", "the handle of a tensor hook leaves the graph")
 
 
 @method(TensorValue, "register_hook")
@@ -225,5 +225,7 @@ def _hook_function(hook: Value) -> Any:
     if isinstance(hook, FunctionValue) and hook.obj is not None:
         return hook.obj
     if not isinstance(hook, FunctionValue) or hook.cells or hook.defaults or hook.kwdefaults:
-        raise Break("autograd-state", "Tensor.register_hook of a function with a state")
+        raise Break(
+            "autograd-state", "Tensor.register_hook of a function with a closure or defaults"
+        )
     return types.FunctionType(hook.code, hook.globals, hook.name)

@@ -80,7 +80,7 @@ class OverridingTensor(UserObject):
         return found_by_identity(self, self.obj)
 
     def graph_arg(self) -> Any:
-        raise Break("torch-function", f"a {self.cls.__name__} deep inside of an argument")
+        raise Break("torch-function", f"a {self.cls.__name__} inside a nested argument")
 
     def nb_bool(self, tx: Tracer) -> bool:
         raise Break("data-dependent-branch", "truth of a tensor")
@@ -199,7 +199,7 @@ class Overrides(MutableValue):
     def open(self, level: int, stack: tuple[Value, ...]) -> None:
         """Enter a block with other handlers."""
         if not torch._C._is_torch_function_enabled():  # which of the levels is not guarded
-            raise Break("torch-function", "a function mode where handlers are off for real")
+            raise Break("torch-function", "a function mode while torch functions are disabled")
         self.tx.journal.touch(self)
         self.level, self.stack, self.opened = level, stack, (*self.opened, self.tx.steps.now)
 
@@ -210,7 +210,7 @@ class Overrides(MutableValue):
             Break: for one that did not begin in this capture.
         """
         if not self.opened or len(stack) < self.outer:
-            raise Break("context-manager", "leaving a mode that was entered for real")
+            raise Break("context-manager", "leaving a mode that was entered before the capture")
         self.tx.journal.touch(self)
         self.level, self.stack, self.opened = level, stack, self.opened[:-1]
 
@@ -295,7 +295,7 @@ class Overrides(MutableValue):
 
         def value_of(obj: Any) -> Value:
             if isinstance(obj, torch.Tensor | _Listener) and id(obj) not in by_id:
-                raise Break("torch-function", "a tensor made on the way to a handler")
+                raise Break("torch-function", "a tensor created before a handler is called")
             return by_id[id(obj)][1] if id(obj) in by_id else tx.literal(obj)
 
         trees = [real_tree(tx, arg, None) for arg in args]
@@ -315,7 +315,7 @@ class Overrides(MutableValue):
         func, classes, rest = listener.calls[0]
         silent = result is None and func.__name__ in _SILENT
         if len(listener.calls) != 1 or not (result is listener or silent):
-            raise Break("torch-function", f"handlers of functions inside of {function}")
+            raise Break("torch-function", f"handlers of inner functions of {function}")
         values = [tree_value(tx, pytree.tree_map(value_of, tree)) for tree in rest]
         return self.ask(tx.const_object(func), classes, values)
 
@@ -330,12 +330,12 @@ class Overrides(MutableValue):
             finally:
                 self.stack = stack
             if _declined(result):
-                raise Break("operator-error", "a function mode that does not know a function")
+                raise Break("operator-error", "a function mode that returns NotImplemented")
             return result
         for cls in classes:
             mro_entry = attributes.lookup(cls, _HANDLER)
             if mro_entry is None or not isinstance(mro_entry[1], classmethod | staticmethod):
-                raise Break("torch-function", "a __torch_function__ that is no classmethod")
+                raise Break("torch-function", "a __torch_function__ that is not a classmethod")
             result = tx.const_object(cls).tp_getattro(tx, _HANDLER).tp_call(tx, arguments, {})
             if not _declined(result):
                 return result

@@ -108,7 +108,7 @@ def _exit(tx: Tracer, self: HandlersOff, *error: Value) -> Value:
 @rule(torch._C._push_on_torch_function_stack)
 def _push(tx: Tracer, mode: Value) -> None:
     if not isinstance(mode, UserObject) or issubclass(mode.cls, DeviceContext):
-        raise Break("context-manager", "entering a mode of torch")
+        raise Break("context-manager", "entering a function mode of torch")
     tx.overrides.open(tx.overrides.level, (*tx.overrides.stack, mode))
 
 

@@ -46,7 +46,7 @@ def draw(
         for items in (*real, *words.values()):
             item_types = {type(item) for item in items} if not isinstance(items, _KNOWN) else set()
             if len(item_types) > 1 or not item_types.issubset(_ITEMS):
-                raise Break("random-state", "a random choice among objects")
+                raise Break("random-state", "a random choice among mutable objects")
     row = constant(name), tx.literal(real), tx.literal(words)
     try:
         hint = _draw_now(fresh(0), name, real, words)
@@ -68,7 +68,7 @@ def _draws(name: str, tx: Tracer, self: RandomValue, /, *args: Value, **kwargs: 
 @method(RandomValue, "shuffle")
 def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> None:
     if type(items) is not ListValue:
-        raise Break("random-state", "random.shuffle of what is no list")
+        raise Break("random-state", "random.shuffle of another object than a list")
     shuffled = draw(tx, self, "shuffle", [items], {})
     tx.mutate(items)
     items.items[:] = shuffled.unpack(tx)
@@ -117,7 +117,7 @@ def _manual_seed(tx: Tracer, seed: Value) -> Value:
     if seed.python_type() is not int or not all(
         isinstance(example, torch.SymInt) for example in examples
     ):
-        raise Break("random-state", "torch.manual_seed behind operations")
+        raise Break("random-state", "torch.manual_seed after operations")
     number = before_graph(tx, seed) if isinstance(seed, SymValue) else seed
     return tx.runtime_value(
         tx.calls.add(torch.manual_seed, number, early=True), torch.default_generator
@@ -131,7 +131,7 @@ _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 @rule_of_each(datetime.datetime.now, datetime.datetime.utcnow, datetime.date.today)
 def _clock(function: Any, tx: Tracer, *zone: Value) -> Value:
     if zone:
-        raise Break("unsupported-arguments", "a clock of a time zone")
+        raise Break("unsupported-arguments", "a clock with a time zone")
     return tx.calls.read_clock(function)
 
 
@@ -150,7 +150,7 @@ def _name_of(environment: Value, *texts: Value) -> Any:
     names = [text.as_constant() for text in texts]
     plain = all(type(text) is str and "\0" not in text and text for text in names)
     if not plain or "=" in names[0] or getattr(environment, "obj", None) is not os.environ:
-        raise Break("unsupported-arguments", "an environment of the program's own")
+        raise Break("unsupported-arguments", "an environment other than os.environ")
     return names[0]
 
 

@@ -92,7 +92,9 @@ def _new(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
 def _fill_diagonal(tx: Tracer, self: TensorValue, fill_value: Value, wrap: Value = FALSE) -> Value:
     """Fill a view: the operator computes one from strides, which are others where it is traced."""
     if self.fake.dim() != 2 or wrap.nb_bool(tx) or tx.transforms:
-        raise Break("unsupported-arguments", "fill_diagonal_ of more than one diagonal")
+        raise Break(
+            "unsupported-arguments", "fill_diagonal_ with wrap, or of more than two dimensions"
+        )
     self.call_method(tx, "diagonal", [], {}).call_method(tx, "fill_", [fill_value], {})
     return self
 
@@ -101,10 +103,10 @@ def _fill_diagonal(tx: Tracer, self: TensorValue, fill_value: Value, wrap: Value
 def _item(tx: Tracer, self: TensorValue) -> Value:
     """Read the number; a float becomes a symbolic float (`symbolic_scalars`)."""
     if tx.transforms:
-        raise Break("data-dependent-value", "a number out of a tensor in a function transform")
+        raise Break("data-dependent-value", "Tensor.item in a function transform")
     count = self.fake.numel()
     if isinstance(count, int) and count != 1:
-        raise Break("operator-error", "item of a tensor with more than one element")
+        raise Break("operator-error", "Tensor.item of more than one element")
     if not self.fake.is_floating_point():
         values = numbers(self)
         if values is not None:

@@ -45,7 +45,7 @@ def _level(enter: Any, leave: Any, *names: str) -> None:
     @rule(enter, *_both(names[0]))
     def begin(tx: Tracer, *args: Value) -> Value:
         if tx.depth <= 1:
-            raise Break("function-transform", "a functorch level that the frame enters itself")
+            raise Break("function-transform", "a functorch level entered by the frame itself")
         real = tuple(arg.as_constant() for arg in args)
         level = enter(*real)
         depth = len(tx.transforms)
@@ -163,7 +163,9 @@ class _NoDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Break("function-transform", "torch.func.linearize of a function that draws")
+            raise Break(
+                "function-transform", "torch.func.linearize of a function with random numbers"
+            )
         return func(*args, **(kwargs or {}))
 
 
