@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 from torch import nn
 from weft_capture.libraries import numpy
 from weft_core.errors import Unsupported
@@ -34,8 +34,7 @@ LAYER = nn.Linear(3, 2)
 
 
 @pytest.fixture(autouse=True)
-def _strict(monkeypatch):
-    monkeypatch.setattr(weft_capture.settings, "raise_internal_errors", True)
+def _no_numpy_warnings():
     with np.errstate(all="ignore"):
         yield
 

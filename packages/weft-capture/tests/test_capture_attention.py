@@ -5,18 +5,13 @@ import math
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 from torch._higher_order_ops import flex_attention as operator
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 BIAS = torch.tensor([0.5, -2.0])
 DOCUMENT = torch.tensor([0] * 5 + [1] * 7)
 TABLE = torch.linspace(-1, 1, 24).reshape(2, 12)
-
-
-@pytest.fixture(autouse=True)
-def _strict():
-    weft_capture.settings.raise_internal_errors = True
 
 
 def heads(count=2, batch=2):

@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 import torch
 import weft_capture
-from test_capture_language import Manager, X, check, eager_backend, same
+from capture_check import Manager, X, check, eager_backend, same
 from weft_core.errors import Unsupported
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 from torch import nn
 from weft_guards import CacheRules
 from weft_guards.config import settings

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend, same
+from capture_check import eager_backend, same
 from weft_guards import CacheRules
 
 DYNAMIC = CacheRules(dynamic=True)
 
 
 def optimise(function, **options):
-    weft_capture.settings.raise_internal_errors = True
     optimised = weft_capture.capture(function, eager_backend, **options)
     return optimised, optimised._weft_capture
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import weft_capture
-from test_capture_language import X, eager_backend
+from capture_check import X, eager_backend
 
 
 def counting(log):

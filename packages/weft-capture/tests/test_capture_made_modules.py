@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 from torch import nn
 from torch.nn import functional as F
 from weft_core.errors import Unsupported
@@ -141,11 +141,6 @@ def check(function, *args, fullgraph=True):
         assert same(expected, captured(*other))
         assert same(one, other)
     return captured._weft_capture
-
-
-@pytest.fixture(autouse=True)
-def _strict(monkeypatch):
-    monkeypatch.setattr(weft_capture.settings, "raise_internal_errors", True)
 
 
 @pytest.mark.parametrize("function", WHOLE)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 from torch import nn
 from weft_core.errors import Unsupported
 
@@ -128,8 +128,7 @@ BROKEN = (
 
 
 @pytest.mark.parametrize("function", WHOLE + BROKEN)
-def test_results_and_modes_are_eagers(function, monkeypatch):
-    monkeypatch.setattr(weft_capture.settings, "raise_internal_errors", True)
+def test_results_and_modes_are_eagers(function):
     captured = weft_capture.capture(function, eager_backend, fullgraph=function in WHOLE)
     expected, before = facts(function(X.clone())), modes()
     for _ in range(2):

@@ -6,8 +6,8 @@ import traceback
 
 import pytest
 import torch
-from test_capture_language import Manager, X, check, eager_backend, same
-from weft_capture import Break, capture, config, disable, graph_break, reset
+from capture_check import Manager, X, check, eager_backend, same
+from weft_capture import Break, capture, disable, graph_break, reset
 from weft_capture.bytecode import decode
 from weft_capture.execution.stepping import OuterFrame
 from weft_core.events import counters
@@ -541,10 +541,9 @@ def test_all_is_taken_back_from_the_end_to_every_step(program, monkeypatch):
     begun_again = counters["capture"]["begun_again"]
     first = [instr.opname for instr in decode(program.__code__).instrs].index("RESUME") + 1
     forced = first
-    with config.settings.patch(raise_internal_errors=True):
-        while not ends or forced <= ends[-1]:
-            assert same(capture(program, eager_backend)(X), expected), forced
-            forced += 1
+    while not ends or forced <= ends[-1]:
+        assert same(capture(program, eager_backend)(X), expected), forced
+        forced += 1
     assert len(ends) == ends[0] - first + 1 > 15
     assert counters["capture"]["begun_again"] == begun_again
     reset()
@@ -568,9 +567,8 @@ def test_break_forced_at_every_step(program, monkeypatch):
 
     monkeypatch.setattr(OuterFrame, "step_until_break", step)
     forced = 1
-    with config.settings.patch(raise_internal_errors=True):
-        while forced <= last + 1:
-            assert same(capture(program, eager_backend)(X), expected), forced
-            forced += 1
+    while forced <= last + 1:
+        assert same(capture(program, eager_backend)(X), expected), forced
+        forced += 1
     assert forced > 20
     reset()

@@ -17,7 +17,7 @@ import weakref
 
 import torch
 import weft_capture as wc
-from test_capture_language import X, eager_backend
+from capture_check import X, eager_backend
 
 
 def captured(function):

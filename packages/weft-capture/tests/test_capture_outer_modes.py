@@ -5,8 +5,8 @@ import contextlib
 import pytest
 import torch
 import weft_capture
-from test_capture_function_modes import PROGRAMS, Counts, Shifts, check_same, whole
-from test_capture_language import eager_backend
+from capture_check import eager_backend
+from mode_programs import PROGRAMS, Counts, Shifts, check_same, whole
 from torch import nn
 from torch.overrides import TorchFunctionMode
 

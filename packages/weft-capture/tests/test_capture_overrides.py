@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 import weft_capture
-from test_capture_function_modes import (
+from capture_check import eager_backend
+from mode_programs import (
     Shifts,
     arithmetic,
     check_same,
@@ -16,7 +17,6 @@ from test_capture_function_modes import (
     questions,
     whole,
 )
-from test_capture_language import eager_backend
 from torch import nn
 from torch.nn import functional as F
 from weft_core.collector import collector_paused

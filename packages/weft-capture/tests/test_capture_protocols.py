@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 
 X = torch.tensor([1.0, -2.0, 3.0])
 LOG = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 
 X = torch.arange(3.0)
 T = typing.TypeVar("T")

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 from torch import nn
 from weft_core.errors import WeftError
 

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 import weft_capture
-from test_capture_language import X, eager_backend, same
+from capture_check import X, eager_backend, same
 from weft_capture import capture, graph_break, report, reset
 from weft_core.errors import Unsupported
 from weft_core.events import counters

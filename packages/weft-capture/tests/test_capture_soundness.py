@@ -14,9 +14,9 @@ import types
 import pytest
 import torch
 import weft_capture
+from capture_check import eager_backend, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_capture_language import eager_backend, same
 
 SOURCE = """
 import functools

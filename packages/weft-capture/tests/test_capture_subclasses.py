@@ -3,7 +3,7 @@
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 from torch import nn
 from weft_core.errors import Unsupported
 from weft_core.fake import is_plain

@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 import torch
-from test_capture_language import X, eager_backend, same
+from capture_check import X, eager_backend, same
 from weft_capture import capture
 
 LEVEL = contextvars.ContextVar("level", default=1)

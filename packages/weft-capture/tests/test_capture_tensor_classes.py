@@ -3,8 +3,8 @@
 import pytest
 import torch
 import weft_capture
-from test_capture_function_modes import check_same, whole
-from test_capture_language import eager_backend
+from capture_check import eager_backend
+from mode_programs import check_same, whole
 from torch import nn
 
 

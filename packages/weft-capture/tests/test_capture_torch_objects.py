@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 import weft_capture
-from test_capture_language import check, eager_backend
+from capture_check import check, eager_backend
 from torch import nn
 
 X = torch.arange(6.0).reshape(2, 3)

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 import weft_capture
-from test_capture_language import eager_backend
+from capture_check import eager_backend
 from torch import distributions
 from torch.autograd import graph, profiler
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,11 +20,6 @@ X = torch.linspace(0.1, 2, 12, dtype=torch.float64).reshape(3, 4)
 SPARSE = torch.eye(3, dtype=torch.float64).to_sparse()
 SCHEMA = torch._C.parse_schema("f(Tensor a) -> Tensor")
 ROWS = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
-
-
-@pytest.fixture(autouse=True)
-def _strict():
-    weft_capture.settings.raise_internal_errors = True
 
 
 # ---- whole

@@ -7,8 +7,8 @@ import types
 import pytest
 import torch
 import weft_capture
-from test_capture_function_modes import whole
-from test_capture_language import eager_backend
+from capture_check import eager_backend
+from mode_programs import whole
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
