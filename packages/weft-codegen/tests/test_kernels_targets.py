@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from codegen_check import program_of
 from kernel_programs import unary
-from test_kernels_math import FLOAT, operands_of
+from scalar_operands import FLOAT, operands_of
 from torch.utils._pytree import tree_leaves
 from weft_codegen.kernels import toolchain
 from weft_codegen.kernels.build import INCLUDE, KERNEL_HEADER
