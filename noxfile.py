@@ -120,6 +120,16 @@ for _name in PACKAGES:
 
 
 @nox.session
+def fast(session: nox.Session) -> None:
+    """Run the tests that are not marked slow, package by package: -- weft-aot weft-guards."""
+    _install(session, PACKAGES, tested=PACKAGES, editable=True)
+    session.env["OMP_NUM_THREADS"] = "1"
+    for name in session.posargs or PACKAGES:
+        folder = f"packages/{name}/tests"
+        session.run("python", "-m", "pytest", folder, "-m", "not slow", "-q")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style (ruff), import contracts (import-linter) and the rules of layout."""
     session.install("ruff==0.17.5", "import-linter==2.16")
@@ -144,10 +154,13 @@ def build(session: nox.Session) -> None:
     session.install("build", *sorted(tools), *_constraints())
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
+    leftovers = shutil.ignore_patterns("build", "*.egg-info", "*.so", "__pycache__")
     for name in PACKAGES:
-        # The wheel is built from the source archive, so what that lacks is noticed.
-        folder = f"packages/{name}"
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), folder)
+        # A copy without what builds in place left; the wheel is built from the source archive.
+        folder = Path(session.create_tmp(), name)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(ROOT / "packages" / name, folder, ignore=leftovers)
+        session.run("python", "-m", "build", "-n", "-o", str(dist), str(folder))
     for file in sorted(dist.iterdir()):
         session.log(f"{file.stat().st_size:>9,} bytes  {file.name}")
     _try_wheels(session, dist)
@@ -189,6 +202,13 @@ def docs(session: nox.Session) -> None:
     _install_all(session, "sphinx", "myst-parser", "furo")
     session.run("python", "-m", "pytest", "-q", "integration/test_integration_docs.py")
     session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def changelog(session: nox.Session) -> None:
+    """Show the changelog that the fragments of docs/changes make; `-- --yes` writes it."""
+    session.install("towncrier==26.9.0")
+    session.run("towncrier", "build", *(session.posargs or ["--draft"]))
 
 
 @nox.session

@@ -2,10 +2,10 @@
 
 A file, of C too, has at most 500 lines and a function 60. No package imports what it does not
 declare, or what is not in another's interface. No modules import each other in a circle. No two
-files of a package share a name, nor two test files. The parts of torch that weft replaces are
-imported nowhere and named in one file; so is, in each package, what depends on the version of torch
-or of CPython. Other libraries are named in one folder of capture. The packages declare equal
-bounds.
+files of a package share a name, nor two test files, and no test file imports another. The parts of
+torch that weft replaces are imported nowhere and named in one file; so is, in each package, what
+depends on the version of torch or of CPython. Other libraries are named in one folder of capture.
+The packages declare equal bounds.
 """
 
 import ast
@@ -195,10 +195,18 @@ def problems() -> Iterator[str]:
             yield from check_file(path, declared)
         for path in sorted(package.parent.glob("src/**/*.[ch]")):
             yield from check_lines(path, path.read_text())
-    tests = (path for path in ROOT.glob("**/test_*.py") if not {".nox", ".venv"} & {*path.parts})
-    names = Counter(path.name for path in tests)
-    yield from (f"{name}: {n} test files have this name" for name, n in names.items() if n > 1)
+    yield from check_tests()
     yield from package_problems()
+
+
+def check_tests() -> Iterator[str]:
+    """Yield the names that test files share, and the test files that import another one."""
+    paths = [path for path in ROOT.glob("**/test_*.py") if not {".nox", ".venv"} & {*path.parts}]
+    names = Counter(path.name for path in paths)
+    yield from (f"{name}: {n} test files have this name" for name, n in names.items() if n > 1)
+    for path in paths:
+        imported = re.findall(r"^ *(?:from|import) (test_\w+)", path.read_text(), re.MULTILINE)
+        yield from (f"{path.relative_to(ROOT)}: imports {name}" for name in imported)
 
 
 def check_names(package: Path) -> Iterator[str]:

@@ -69,7 +69,10 @@ def check_requirements(packages: dict[Path, dict[str, Any]]) -> Iterator[str]:
 
 
 def check_versions(packages: dict[Path, dict[str, Any]]) -> Iterator[str]:
-    """Yield each `__version__` in the sources that is not the package's version."""
+    """Yield where the sources or the changelog's settings have another version than a package."""
+    changelog = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["version"]
+    if any(table["project"]["version"] != changelog for table in packages.values()):
+        yield f"pyproject.toml: towncrier's version is {changelog}"
     for folder, table in packages.items():
         for path in folder.glob("src/*/__init__.py"):
             found = re.search(r'^__version__ = "(.*)"', path.read_text(), re.MULTILINE)
