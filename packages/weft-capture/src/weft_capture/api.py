@@ -119,8 +119,8 @@ class Capture:
             if compiled is not None:
                 frame.set_lookup(code, cache.lookup, self)
                 return compiled
-            asked = resumed or cache.entries or (self.asked and self.asked() is code)
-            if not asked and not has_tensor_work(function, flat_args):
+            known_code = resumed or cache.entries or (self.asked and self.asked() is code)
+            if not known_code and not has_tensor_work(function, flat_args):
                 return None
             if not stance.may_compile(code.co_qualname, lambda: cache.reasons(function, flat_args)):
                 return None
@@ -303,8 +303,15 @@ class Capture:
         for cache in list(self.caches.values()):
             cache.clear()
         _forget(self._codes)
-        for held in (self.caches, self.logs, self.breaks, self._graphs, self._others, self._kept):
-            held.clear()
+        for container in (
+            self.caches,
+            self.logs,
+            self.breaks,
+            self._graphs,
+            self._others,
+            self._kept,
+        ):
+            container.clear()
 
 
 def _forget(codes: _ByCode[None]) -> None:
@@ -332,8 +339,8 @@ def capture(
         share: calls for one code object with equal ones share what is compiled; None: with no call.
     """
     request = CaptureRequest(backend, fullgraph, rules, first_backend, marks_modules)
-    named = selection.framed(function)
-    function = in_pieces(named)
+    framed = selection.framed(function)
+    function = in_pieces(framed)
     state = Capture(request) if share is None else _shared(function.__code__, share, request)
     state.asked = weakref.ref(function.__code__)
 
@@ -345,9 +352,9 @@ def capture(
         return frame.run(state, function, *args, **kwargs)
 
     frame.skip(optimised.__code__)
-    if named.__code__.co_flags & SUSPENDING:
-        optimised = driven(named, optimised, state)
-    functools.update_wrapper(optimised, named)
+    if framed.__code__.co_flags & SUSPENDING:
+        optimised = driven(framed, optimised, state)
+    functools.update_wrapper(optimised, framed)
     optimised._weft_capture = state  # type: ignore[attr-defined]
     return optimised
 

@@ -60,13 +60,13 @@ def islice(iterable: Iterable[Any], /, *bounds: int | None) -> Iterator[Any]:
 
 
 def _islice(iterator: Iterator[Any], start: int, stop: int | None, step: int) -> Iterator[Any]:
-    position, wanted = 0, start
+    position, next_index = 0, start
     while stop is None or position < stop:
         item = next(iterator, _MISSING)
         if item is _MISSING:
             return
-        if position == wanted:
-            wanted += step
+        if position == next_index:
+            next_index += step
             yield item
         position += 1
 
@@ -99,7 +99,7 @@ def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], /, *ini
 def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Give runs of items with equal keys; a run ends when the next one is asked for."""
     iterator = iter(iterable)
-    item = label = wanted = _MISSING
+    item = label = current = _MISSING
     number = 0
 
     def step() -> bool:
@@ -109,19 +109,19 @@ def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) ->
             label = item if key is None else key(item)
         return item is not _MISSING
 
-    def run(mine: int, wanted: Any) -> Iterator[Any]:
+    def run(group: int, group_key: Any) -> Iterator[Any]:
         nonlocal item
-        while number == mine and (item is not _MISSING or step()) and [wanted] == [label]:
+        while number == group and (item is not _MISSING or step()) and [group_key] == [label]:
             next_item, item = item, _MISSING
             yield next_item
 
     while True:
         number += 1
-        while label is _MISSING or (wanted is not _MISSING and [wanted] == [label]):
+        while label is _MISSING or (current is not _MISSING and [current] == [label]):
             if not step():
                 return
-        wanted = label
-        yield label, run(number, wanted)
+        current = label
+        yield label, run(number, current)
 
 
 def tee(iterable: Iterable[Any], n: int = 2, /) -> tuple[Iterator[Any], ...]:
@@ -129,17 +129,17 @@ def tee(iterable: Iterable[Any], n: int = 2, /) -> tuple[Iterator[Any], ...]:
     iterator = iter(iter(iterable))  # (CPython: tee_fromiterable)
     waiting: list[list[Any]] = [[] for _ in range(n)]
 
-    def branch(mine: list[Any]) -> Iterator[Any]:
+    def branch(items: list[Any]) -> Iterator[Any]:
         while True:
-            if not mine:
+            if not items:
                 item = next(iterator, _MISSING)
                 if item is _MISSING:
                     return
                 for queue in waiting:
                     queue.append(item)
-            yield mine.pop(0)
+            yield items.pop(0)
 
-    return tuple(branch(mine) for mine in waiting)
+    return tuple(branch(queue) for queue in waiting)
 
 
 def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[Any]:

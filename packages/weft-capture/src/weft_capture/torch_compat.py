@@ -42,11 +42,11 @@ def check_torch(version: str = torch.__version__) -> None:
 
 
 @contextmanager
-def fits(what: str) -> Iterator[None]:
+def fits(subject: str) -> Iterator[None]:
     """Do without something that this version of torch has no place for, and say so in one line."""
     try:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         text = "%s switched off: not made for torch %s (%s)"
-        notices.warning(text, what, torch.__version__, reason)
+        notices.warning(text, subject, torch.__version__, reason)

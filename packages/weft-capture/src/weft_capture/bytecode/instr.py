@@ -149,8 +149,8 @@ class FrameShape:
         """
         fields = {name: getattr(code, f"co_{name}") for name in FrameShape.__match_args__}
         for name in fields["freevars"]:
-            for own in ("varnames", "cellvars"):
-                fields[own] = tuple(f".{n}" if n == name else n for n in fields[own])
+            for field_name in ("varnames", "cellvars"):
+                fields[field_name] = tuple(f".{n}" if n == name else n for n in fields[field_name])
         return FrameShape(**fields)
 
     def variant(

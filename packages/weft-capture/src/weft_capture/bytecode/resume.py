@@ -93,8 +93,8 @@ def make_resume(
     if origin is not None and (first := original(decoded)) is not decoded:
         # Resuming a resume function resumes the original: a loop meets the same code again.
         return make_resume(first, origin.indices[index - origin.prologue], stack, locals, keep)
-    wanted = live_at(decoded, index).union(keep)
-    plain = wanted.intersection(decoded.varnames) - decoded.cells
+    live = live_at(decoded, index).union(keep)
+    plain = live.intersection(decoded.varnames) - decoded.cells
     bound = plain if locals is None else plain.intersection(locals)
     key = ("resume", index, tuple(stack), bound)
     resume: Resume | None = decoded.derived.get(key)
@@ -126,15 +126,15 @@ def is_resume(code: CodeType) -> bool:
 
 def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str]) -> Resume:
     keep = [
-        wanted and (instr.opname not in _PROLOGUE or _goes_on(instr))
-        for wanted, instr in zip(reachable(decoded, index), decoded.instrs, strict=True)
+        can_run and (instr.opname not in _PROLOGUE or _goes_on(instr))
+        for can_run, instr in zip(reachable(decoded, index), decoded.instrs, strict=True)
     ]
     entry = Label()
     body = program_of(decoded, keep, {index: entry})
-    what = "shown" if shows_frame(decoded, index) else "resume"
-    args, shape = state_at(decoded, index, stack, bound, what)
+    label = "shown" if shows_frame(decoded, index) else "resume"
+    args, shape = state_at(decoded, index, stack, bound, label)
     parameters = {*shape.varnames, *shape.freevars}
-    others = tuple(name for name in decoded.varnames if name not in parameters)
+    unused = tuple(name for name in decoded.varnames if name not in parameters)
     positions = decoded.instrs[index].positions
     prologue = prologue_of(shape, positions)
     stack_names = [stack_name(i) if is_value else None for i, is_value in enumerate(stack)]
@@ -145,8 +145,8 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
         prologue.append(Op("DELETE_FAST", argval=name, positions=positions))
     prologue.append(Op("JUMP", jump=entry, positions=positions))
     body += restore_unbound(body, shape.freevars, decoded)
-    code = assemble(prologue + body, replace(shape, varnames=(*shape.varnames, *others, UNBOUND)))
-    kept = tuple(i for i, wanted in enumerate(keep) if wanted)
+    code = assemble(prologue + body, replace(shape, varnames=(*shape.varnames, *unused, UNBOUND)))
+    kept = tuple(i for i, keeps in enumerate(keep) if keeps)
     decode(code).derived["origin"] = Origin(
         weakref.ref(decoded), len(prologue), kept, (index, stack, bound)
     )
@@ -194,7 +194,7 @@ def _goes_on(instr: Instr) -> bool:
 
 
 def state_at(
-    decoded: Decoded, index: int, stack: Sequence[bool], bound: frozenset[str], what: str
+    decoded: Decoded, index: int, stack: Sequence[bool], bound: frozenset[str], label: str
 ) -> tuple[tuple[int | str, ...], FrameShape]:
     """Return how a frame's state at an instruction is passed on to code that continues it.
 
@@ -203,7 +203,7 @@ def state_at(
         index: the instruction.
         stack: the operand stack there, as for `make_resume`.
         bound: the plain variables that are bound there, and needed.
-        what: what to call the new code.
+        label: what to call the new code.
 
     Returns:
         The arguments, as in `Resume.args`, and the shape of code that takes them.
@@ -221,5 +221,5 @@ def state_at(
         for arg in args
     )
     line = decoded.instrs[index].lineno or decoded.firstlineno
-    qualname = f"{decoded.qualname}.<{what} at {line}>"
+    qualname = f"{decoded.qualname}.<{label} at {line}>"
     return tuple(args), decoded.variant(names, (), freevars, qualname)

@@ -123,9 +123,9 @@ class Writer:
         """Store the cell on the stack as the cell of a variable."""
         self._emit("STORE_FAST", -1, argval=name)
 
-    def clear_temps(self, *others: str) -> None:
+    def clear_temps(self, *names: str) -> None:
         """Unbind the temporaries and some variables."""
-        for name in (*self._temps, *others):
+        for name in (*self._temps, *names):
             self.load_const(None)  # it may be unbound
             self.store_local(name)
             self.delete_local(name)

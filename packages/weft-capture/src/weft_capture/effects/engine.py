@@ -22,17 +22,17 @@ def _never() -> bool:
 
 
 class _Engine:
-    asked: Callable[[], bool] = staticmethod(_never)
+    is_elsewhere: Callable[[], bool] = staticmethod(_never)
 
 
-def leave_backwards(asked: Callable[[], bool]) -> None:
-    """Leave backward passes to another stage whenever `asked()` is true in the running thread."""
-    _Engine.asked = staticmethod(asked)
+def leave_backwards(predicate: Callable[[], bool]) -> None:
+    """Leave backward passes to another stage where `predicate()` is true in the current thread."""
+    _Engine.is_elsewhere = staticmethod(predicate)
 
 
 def is_elsewhere() -> bool:
     """Say whether another stage captures a backward pass that begins now in this thread."""
-    return _Engine.asked()
+    return _Engine.is_elsewhere()
 
 
 def running() -> Any:
@@ -50,11 +50,11 @@ def kept_inside(tx: Tracer) -> Iterator[None]:
         tx.opaque_depth -= 1
 
 
-def check(tx: Tracer, what: str) -> None:
+def check(tx: Tracer, detail: str) -> None:
     """Break at a backward pass that another stage captures; guard who does."""
     if tx.opaque_depth:
         return
     elsewhere = is_elsewhere()
     tx.guard(CallSource(is_elsewhere, ()), "CONST", elsewhere)
     if elsewhere:
-        raise Break("backward", what)
+        raise Break("backward", detail)

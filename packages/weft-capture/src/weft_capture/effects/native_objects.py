@@ -79,10 +79,10 @@ class CallLog:
             Raised: when the call raises.
         """
         tx.journal.touch(self)
-        named = {name: self._argument(tx, arg) for name, arg in kwargs.items()}
-        self.calls.append((function, [self._argument(tx, arg) for arg in args], named))
-        for call, operands, words in self.calls[len(self.results) :]:
-            real = {name: self._real(tx, value) for name, value in words.items()}
+        keywords = {name: self._argument(tx, arg) for name, arg in kwargs.items()}
+        self.calls.append((function, [self._argument(tx, arg) for arg in args], keywords))
+        for call, operands, keyword_args in self.calls[len(self.results) :]:
+            real = {name: self._real(tx, value) for name, value in keyword_args.items()}
             done = attempt(call, *(self._real(tx, value) for value in operands), **real)
             self.results.append(done)
         result, error = self.results[-1]
@@ -131,10 +131,10 @@ class ReplayedValue(MutableValue):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if not callable(getattr(self.cls, name, None)):
             return super().call_method(tx, name, args, kwargs)
-        held = self.cls is _LOCKS[0] and self.log.run(
+        locked = self.cls is _LOCKS[0] and self.log.run(
             tx, call_named, [self, constant("locked")], {}
         )
-        if held and held.nb_bool(tx) and name in ("acquire", "__enter__"):
+        if locked and locked.nb_bool(tx) and name in ("acquire", "__enter__"):
             raise Break("side-effect", "acquiring a lock that is held")
         return self.log.run(tx, call_named, [self, constant(name), *args], kwargs)
 

@@ -36,12 +36,12 @@ class CheckFailed(Exception):
     """A check of the program failed in its graph: the program itself knows what to raise."""
 
 
-def _check(condition: torch.Tensor, wanted: bool) -> None:
-    if bool(condition) is not wanted:
-        raise CheckFailed(f"a tensor is {not wanted} where the captured program would raise")
+def _check(condition: torch.Tensor, expected: bool) -> None:
+    if bool(condition) is not expected:
+        raise CheckFailed(f"a tensor is {not expected} where the captured program would raise")
 
 
-def _nothing(condition: torch.Tensor, wanted: bool) -> None:
+def _nothing(condition: torch.Tensor, expected: bool) -> None:
     pass
 
 
@@ -63,16 +63,16 @@ def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
     if raising[0] is raising[1] or _is_caught(frame):
         return None
     jumps = raising[0]
-    wanted = (jump.opname == "POP_JUMP_IF_TRUE") is jumps
-    return jumps if emit_check(frame.tx, condition, wanted) else None
+    expected = (jump.opname == "POP_JUMP_IF_TRUE") is jumps
+    return jumps if emit_check(frame.tx, condition, expected) else None
 
 
-def emit_check(tx: Tracer, condition: TensorValue, wanted: bool) -> bool:
+def emit_check(tx: Tracer, condition: TensorValue, expected: bool) -> bool:
     """Add a check to the graph; False where the program could notice a second run of the frame."""
     inside = any(not isinstance(context, torch.inference_mode) for context in tx.open_contexts)
     if inside or not _may_repeat(tx):
         return False
-    tx.graph.emit("call_function", CHECK, [condition, constant(wanted)], {})
+    tx.graph.emit("call_function", CHECK, [condition, constant(expected)], {})
     return True
 
 
@@ -108,7 +108,7 @@ def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
     """Yield, for each part of the graph so far, whether it can run twice."""
     yield graph.writes() == 0
     twins = [e.node_example for e in graph.inputs if isinstance(e.node_example, torch.Tensor)]
-    yield not (graph.mode.writes and any(twin.is_inference() for twin in twins))
+    yield not (graph.mode.writes and any(fake.is_inference() for fake in twins))
     for node in graph.graph.nodes:
         target = node.target
         of_program = isinstance(target, types.FunctionType) and target.__module__.split(".")[0]

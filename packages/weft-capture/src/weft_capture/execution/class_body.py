@@ -291,8 +291,8 @@ def make_class(
         real_bases = tuple(_real_base(base) for base in bases)
     except NotConstant as error:
         raise Break("class-definition", f"{error} as a base class") from None
-    words = {key: stand_in(tx, value) for key, value in keywords.items()}
-    _check_hooks(real_bases, words)
+    real_keywords = {key: stand_in(tx, value) for key, value in keywords.items()}
+    _check_hooks(real_bases, real_keywords)
     cells = {key: cell for key in _CELLS if isinstance(cell := namespace.get(key), CellValue)}
     if any(cell.source is not None for cell in cells.values()):
         raise Break("class-definition", "a class whose __class__ is a cell from outside")
@@ -312,8 +312,8 @@ def make_class(
         raise Break("class-definition", "a metaclass that reads placeholders of the namespace")
     hook = _inherited_hook(real_bases)
     if hook is not None:
-        words = {key: word for key, word in words.items() if key == "metaclass"}
-    real = _real_class(tx, name, real_bases, words, real_namespace)
+        real_keywords = {key: word for key, word in real_keywords.items() if key == "metaclass"}
+    real = _real_class(tx, name, real_bases, real_keywords, real_namespace)
     pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]
     args: list[Value] = [constant(name), TupleValue(bases), DictValue(pairs)]
     result = MadeClass(tx, real, build_class, args, namespace)
@@ -351,11 +351,13 @@ def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
         raise Break("class-definition", f"enum.auto with a {_MAKER} in Python")
 
 
-def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, namespace: Any) -> type:
+def _real_class(
+    tx: Tracer, name: str, bases: tuple[Any, ...], keywords: Any, namespace: Any
+) -> type:
     """Create the real class from placeholders."""
     try:
         with suppress_warnings() as warned:
-            real = build_class(name, bases, words, **namespace)
+            real = build_class(name, bases, keywords, **namespace)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         tx.raise_real(error)
     except NameError as error:  # what a stand-in for a function needs has none
@@ -439,9 +441,9 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
         except Raised:
             raise Break("class-definition", "a dataclass with unknown annotations") from None
     constants = [option.as_constant() for option in options]
-    words = {name: option.as_constant() for name, option in more.items()}
+    keywords = {name: option.as_constant() for name, option in more.items()}
     process: Any = dataclasses._process_class  # type: ignore[attr-defined]
-    real = real_call(tx, process, cls.obj, *constants, **words)
+    real = real_call(tx, process, cls.obj, *constants, **keywords)
     for name, value in (cls.namespace or {}).items():
         if isinstance(value, UserObject) and value.cls is dataclasses.Field:
             field = real.__dataclass_fields__[name]
@@ -451,7 +453,7 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
     plain = cls.make
 
     def make(*args: Any, **namespace: Any) -> type:
-        return process(plain(*args, **namespace), *constants, **words)  # type: ignore[no-any-return]
+        return process(plain(*args, **namespace), *constants, **keywords)  # type: ignore[no-any-return]
 
     if real is cls.obj:
         tx.journal.on_rollback(lambda: setattr(cls, "make", plain))
@@ -467,12 +469,12 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
 @rule(collections.namedtuple)
 def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     constants = [arg.data(tx) for arg in args]
-    words = {name: value.data(tx) for name, value in kwargs.items()}
+    keywords = {name: value.data(tx) for name, value in kwargs.items()}
     assert tx.frame is not None
     make: Any = collections.namedtuple
-    words.setdefault("module", tx.frame.function.globals.get("__name__"))
-    real = real_call(tx, make, *constants, **words)
-    return MadeClass(tx, real, lambda: make(*constants, **words), [])
+    keywords.setdefault("module", tx.frame.function.globals.get("__name__"))
+    real = real_call(tx, make, *constants, **keywords)
+    return MadeClass(tx, real, lambda: make(*constants, **keywords), [])
 
 
 @rule(type.mro)

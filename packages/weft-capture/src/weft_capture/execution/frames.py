@@ -187,8 +187,8 @@ def check_names(error: Any, operands: Iterable[Value]) -> None:
         if not isinstance(owner, UserObject) or owner.base is None:
             continue
         error_type, base = error.python_type(), owner.base.python_type()
-        named = issubclass(error_type, TypeError) and base.__name__ in text
-        if named or (issubclass(error_type, ValueError) and owner.base.is_constant()):
+        names_base = issubclass(error_type, TypeError) and base.__name__ in text
+        if names_base or (issubclass(error_type, ValueError) and owner.base.is_constant()):
             raise Break("builtin-error", f"an error of a {owner.describe()}") from None
 
 

@@ -84,7 +84,7 @@ class Journal:
         self._undo.append(undo)
 
     @contextmanager
-    def unchanged(self, what: str) -> Iterator[None]:
+    def unchanged(self, detail: str) -> Iterator[None]:
         """Break where the block changes existing state.
 
         Raises:
@@ -93,7 +93,7 @@ class Journal:
         before = self.mark()
         yield
         if self.mark() != before:
-            raise Break("special-method", what)
+            raise Break("special-method", detail)
 
     def rollback(self, mark: int) -> None:
         """Undo everything since `mark`, newest first."""

@@ -352,10 +352,10 @@ class Tracer:
             fresh = DictValue()
             fresh.call_method(self, "update", [mapping], {})
             mapping = fresh
-        named = {key.as_constant(): value for key, value in mapping.pairs(self)}
-        if not all(isinstance(name, str) for name in named):
+        keywords = {key.as_constant(): value for key, value in mapping.pairs(self)}
+        if not all(isinstance(name, str) for name in keywords):
             raise Break("builtin-error", "keyword arguments that are not strings")
-        return named
+        return keywords
 
     def type_of(self, value: Value) -> Value:
         """Return the class of a value."""
@@ -440,9 +440,9 @@ class Tracer:
         for watcher in self.watched:
             vars(watcher).clear()  # weak references lead to what leads to them
         effects, graph = self.effects, self.graph
-        for held in (self.values_by_id, self.keep_alive, effects.changed, effects.globals,
+        for container in (self.values_by_id, self.keep_alive, effects.changed, effects.globals,
                      effects.keys, self.steps.raised_at, graph.inputs, graph.input_at):  # fmt: skip
-            held.clear()
+            container.clear()
         self.journal.forget()
         for frame in self.frames:
             frame.locals.clear()
@@ -464,15 +464,15 @@ class Tracer:
             return 0 if obj is None else id(obj)
         return next((key for key, (v, _) in self.values_by_id.items() if v is value), 0)
 
-    def leads_to(self, wanted: Value) -> bool:
+    def leads_to(self, target: Value) -> bool:
         """Say whether a new object is reachable from the frames, and so surely alive."""
         owners = [v for v in self.effects.changed if self.real_id(v) not in self.released_ids]
         pending: list[Value] = []
         for frame in self.active_frames():
             pending += [*frame.locals.values(), *frame.cells.values(), *frame.stack]
-        pending += [held for owner in owners for held in children(owner)]
+        pending += [child for owner in owners for child in children(owner)]
         pending += [written for _, written in self.effects.globals.values()]
-        return leads_to(pending, wanted)
+        return leads_to(pending, target)
 
     # ---- where the program stands
 

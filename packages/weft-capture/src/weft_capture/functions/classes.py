@@ -262,15 +262,15 @@ class ClassValue(ObjectConstant):
     def tp_delattro(self, tx: Tracer, name: str) -> None:
         self._change_by(tx, "delattr", name)
 
-    def _change_by(self, tx: Tracer, what: str, name: str, *value: Value) -> None:
+    def _change_by(self, tx: Tracer, operation: str, name: str, *value: Value) -> None:
         """Set or delete an attribute as the metaclass does."""
-        special = self._of_metaclass(tx, f"__{what}__")
+        special = self._of_metaclass(tx, f"__{operation}__")
         if special is not None:
             special.tp_call(tx, [constant(name), *value], {})
-        elif getattr(type(self.obj), f"__{what}__") is getattr(type, f"__{what}__"):
-            getattr(self, f"plain_{what}")(tx, name, *value)
+        elif getattr(type(self.obj), f"__{operation}__") is getattr(type, f"__{operation}__"):
+            getattr(self, f"plain_{operation}")(tx, name, *value)
         else:
-            raise Break("c-attribute", f"{what} of {self.describe()}")
+            raise Break("c-attribute", f"{operation} of {self.describe()}")
 
     def _of_metaclass(self, tx: Tracer, name: str) -> Value | None:
         """Return a method that the metaclass defines in Python."""
@@ -297,9 +297,9 @@ class ClassValue(ObjectConstant):
         mro_entry = attributes.lookup(type(self.obj), "__getitem__")
         if mro_entry is not None and attributes.is_user_code(mro_entry):
             return BoundMethod(tx.const_object(mro_entry[1]), self).tp_call(tx, [key], {})
-        own = attributes.lookup(self.obj, "__class_getitem__")
-        if own is not None and attributes.is_user_code(own):
-            function = getattr(own[1], "__func__", own[1])
+        class_getitem = attributes.lookup(self.obj, "__class_getitem__")
+        if class_getitem is not None and attributes.is_user_code(class_getitem):
+            function = getattr(class_getitem[1], "__func__", class_getitem[1])
             return tx.const_object(function).tp_call(tx, [self, key], {})
         return parametrised(tx, self, key)
 
@@ -308,8 +308,8 @@ def _is_active(attribute: object) -> bool:
     """Say whether this is a property, or another data descriptor of the program that is read."""
     if isinstance(attribute, property):
         return True
-    own = not attributes.is_immutable_module(type(attribute).__module__)
-    return own and hasattr(attribute, "__get__") and attributes.is_data_descriptor(attribute)
+    custom = not attributes.is_immutable_module(type(attribute).__module__)
+    return custom and hasattr(attribute, "__get__") and attributes.is_data_descriptor(attribute)
 
 
 _OF_TYPE = ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__class__")
@@ -382,11 +382,13 @@ class BaseMethod(Value):
                 return _fill_base(tx, owner, args, kwargs)
             if self.name == "__getitem__":
                 return owner.base_item(tx, args[0])
-            named = self.name == "__repr__" and isinstance(owner.base, SetValue)  # by its class
+            names_class = self.name == "__repr__" and isinstance(
+                owner.base, SetValue
+            )  # by its class
             other = (
                 isinstance(owner.base, DictValue) and owner.base.cls is not self.base_class is dict
             )
-            if named or other:
+            if names_class or other:
                 raise Break("c-function", f"{self.describe()} of {owner.describe()}")
             return owner.base_method(tx, self.name, args, kwargs)
         row = OBJECT_METHODS.get(self.name)
@@ -439,8 +441,8 @@ def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
 def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
     cls = owner.python_type()
     init, new = (attributes.lookup(cls, name) for name in ("__init__", "__new__"))
-    own = init is not None and init[1] is not object.__init__
-    if (args or kwargs) and (own or (new is not None and new[1] is object.__new__)):
+    custom_init = init is not None and init[1] is not object.__init__
+    if (args or kwargs) and (custom_init or (new is not None and new[1] is object.__new__)):
         raise Break("builtin-error", f"arguments of object.__init__ for a {cls.__qualname__}")
     return NONE
 

@@ -189,8 +189,8 @@ class GeneratorValue(IteratorValue):
         if self.started and frame.decoded.unwinds(frame.instr):
             noticed = self.type_name == ASYNC or not self._ends_silently(tx)
         if noticed:
-            what = f"a {self.type_name} that has not ended is dropped"
-            raise Break("generator", what, tx.steps.restart_step_of(self))
+            detail = f"a {self.type_name} that has not ended is dropped"
+            raise Break("generator", detail, tx.steps.restart_step_of(self))
 
     def _ends_silently(self, tx: Tracer) -> bool:
         """Say whether closing it has no side effects."""
@@ -207,12 +207,12 @@ class GeneratorValue(IteratorValue):
         return not nodes
 
     def reconstruct(self, out: Output) -> None:
-        plain, what = self.cls is _TYPES[self.type_name], self._lasting(out)
+        plain, reason = self.cls is _TYPES[self.type_name], self._lasting(out)
         if self.module == "weft_capture.polyfills":
-            named = "may have had another name" if plain else ""
-            what = "has started" if self.started or self.cls in _INNER else named
-        if what:
-            text = f"a generator that {what} is needed after a graph break"
+            default = "may have had another name" if plain else ""
+            reason = "has started" if self.started or self.cls in _INNER else default
+        if reason:
+            text = f"a generator that {reason} is needed after a graph break"
             raise Break("generator", text)
         frame, name = self.frame, self.function.name
         if frame is not None and not self.started:
@@ -289,8 +289,8 @@ class AsyncStep(IteratorValue):
         if self.state == "running":
             return self._run(tx, owner.send, value)
         if self.state == "done" or owner.stepped or not (self.sends or value is NONE):
-            what = f"{self.name} that was awaited before, or while the generator runs"
-            raise Break("generator", what)
+            detail = f"{self.name} that was awaited before, or while the generator runs"
+            raise Break("generator", detail)
         if self.sends:
             return self._run(tx, owner.send, self.sent if value is NONE else value)
         if owner.frame is not None:

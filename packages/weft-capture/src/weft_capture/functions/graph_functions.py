@@ -63,5 +63,5 @@ def is_graph_function(function: Any) -> bool:
         return function.__name__[0] != "_" and vars(torch.Tensor).get(function.__name__) is function
     # `boolean_dispatch` makes max_pool2d and its kind: nested functions.
     dispatches = function.__qualname__.startswith("boolean_dispatch.")
-    home = dispatches or function.__globals__.get("__name__") in _PYTHON_MODULES
-    return home and not function.__name__.startswith(("_", "has_torch_function"))
+    of_torch = dispatches or function.__globals__.get("__name__") in _PYTHON_MODULES
+    return of_torch and not function.__name__.startswith(("_", "has_torch_function"))

@@ -139,12 +139,12 @@ def graph(*callables: object) -> None:
     ROWS.update(dict.fromkeys(callables, _GRAPH))
 
 
-def decline(code: str, what: str, *callables: object) -> None:
+def decline(code: str, detail: str, *callables: object) -> None:
     """Make calls of these a break."""
 
     @rule(*callables)
     def refuse(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
-        raise Break(code, what)
+        raise Break(code, detail)
 
 
 @functools.cache
@@ -170,8 +170,8 @@ def find_row(obj: object) -> Row | None:
         if original is not None and (obj.__module__ or "").startswith("torch.optim"):
             return Row(Treatment.HANDLER, _caller(original))
         if isinstance(obj, types.FunctionType):  # `functools.wraps` may have given it its name
-            home = str(obj.__globals__.get("__name__")).partition(".")[0]
-            if home not in _LIBRARIES:
+            package = str(obj.__globals__.get("__name__")).partition(".")[0]
+            if package not in _LIBRARIES:
                 return None
         return ROWS.get(f"{obj.__module__}.{obj.__qualname__}")
     return row
@@ -272,8 +272,8 @@ def _first_loaded(obj: Any) -> Any:
     if not isinstance(obj, types.BuiltinFunctionType) or type(obj.__self__) is not types.ModuleType:
         return obj
     first = sys.modules.get(obj.__module__ or "")
-    again = obj.__module__ in sys.stdlib_module_names and first is not obj.__self__
-    loaded = getattr(first, obj.__name__, None) if again else None
+    reloaded = obj.__module__ in sys.stdlib_module_names and first is not obj.__self__
+    loaded = getattr(first, obj.__name__, None) if reloaded else None
     return loaded if type(loaded) is type(obj) else obj
 
 
@@ -291,11 +291,11 @@ def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: A
     try:
         result = handler(tx, *args, **kwargs)
     except (Raised, TypeError, ValueError, AttributeError, AssertionError) as error:
-        stated = error.value if isinstance(error, Raised) else None
-        if not in_c or (stated and getattr(stated, "stated_in", None) is not frame):
+        exception = error.value if isinstance(error, Raised) else None
+        if not in_c or (exception and getattr(exception, "stated_in", None) is not frame):
             raise
         raise_real(tx, of, args, kwargs)
-        if stated and getattr(of, "__module__", None) in _UNSURE and of not in _SURE:
+        if exception and getattr(of, "__module__", None) in _UNSURE and of not in _SURE:
             raise Break("builtin-error", f"an error of {_name(of)}") from None
         raise
     return NONE if result is None else result
@@ -332,9 +332,9 @@ def raise_real(tx: Tracer, real: Any, args: list[Value], kwargs: Kwargs) -> None
     """Raise what `real` raises, where capture knows its arguments."""
     with contextlib.suppress(Break):
         arguments = [arg.data(tx) for arg in args]
-        named = {name: value.data(tx) for name, value in kwargs.items()}
-        if all(type(argument) in _PLAIN for argument in (*arguments, *named.values())):
-            real_call(tx, real, *arguments, **named)
+        keywords = {name: value.data(tx) for name, value in kwargs.items()}
+        if all(type(argument) in _PLAIN for argument in (*arguments, *keywords.values())):
+            real_call(tx, real, *arguments, **keywords)
 
 
 def _owner(obj: Any) -> type:

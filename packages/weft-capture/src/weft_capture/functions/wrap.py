@@ -233,8 +233,10 @@ def _read_dict(
     tx: Tracer, obj: dict[Any, Any], source: Source, plain: Any
 ) -> dict[object, tuple[Value, Value]]:
     check_hashes(plain.keys(obj))
-    asked = type(obj).__iter__, type(obj).__len__  # by `list`
-    keys = source if asked == (plain.__iter__, plain.__len__) else CallSource(plain.keys, (source,))
+    methods = type(obj).__iter__, type(obj).__len__  # by `list`
+    keys = (
+        source if methods == (plain.__iter__, plain.__len__) else CallSource(plain.keys, (source,))
+    )
     tx.guard_keys(keys, plain.keys(obj))
     entries: dict[object, tuple[Value, Value]] = {}
     for index, (key, item) in enumerate(plain.items(obj)):
@@ -254,8 +256,8 @@ def _read_dict(
 
 
 def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
-    held = ConstSource(shown_by(obj)) if isinstance(source, ConstSource) else None
-    inner = wrap(tx, shown_by(obj), held or CallSource(shown_by, (source,)))
+    proxy_source = ConstSource(shown_by(obj)) if isinstance(source, ConstSource) else None
+    inner = wrap(tx, shown_by(obj), proxy_source or CallSource(shown_by, (source,)))
     if not isinstance(inner, DictValue):
         raise Break("unsupported-arguments", f"a mappingproxy of {inner.describe()}")
     return MappingProxy(inner, source)

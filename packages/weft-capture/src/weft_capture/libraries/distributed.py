@@ -82,8 +82,8 @@ def _ask(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     bound = _bind(function, args, kwargs)
     key = "group_name" if "group_name" in bound else "group"
     real = _known(tx, bound.pop(key, NONE))
-    words = {name: value.as_constant() for name, value in bound.items()}
-    return tx.literal(real_call(tx, function, **words, **({} if real is None else {key: real})))
+    keywords = {name: value.as_constant() for name, value in bound.items()}
+    return tx.literal(real_call(tx, function, **keywords, **({} if real is None else {key: real})))
 
 
 @rule(_FUNCTIONAL + "_resolve_group_name", _FUNCTIONAL + "_resolve_group")
@@ -164,11 +164,11 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         _plain(name, argument) if isinstance(argument, Value) else argument
         for argument in bound.values()
     ]
-    into, target, *words = _IN_PLACE[name](group.size(), *operands)
+    into, target, *rest_args = _IN_PLACE[name](group.size(), *operands)
     tx.graph.collectives += 1
-    words = [tx.literal(argument) for argument in (*words, group.group_name)]
+    rest_args = [tx.literal(argument) for argument in (*rest_args, group.group_name)]
     target = getattr(_ops, target).default
-    result = _wait(tx, tx.graph.emit_plain("call_function", target, words, {}))
+    result = _wait(tx, tx.graph.emit_plain("call_function", target, rest_args, {}))
     if (into.fake.dtype, into.fake.shape) != (result.fake.dtype, result.fake.shape):
         raise Break("collective", f"{name} whose result does not fit")
     tx.graph.emit_plain("call_method", "copy_", [into, result], {})
@@ -212,16 +212,16 @@ def _unlike() -> None:
 
 
 @inlinable
-def _flat(tensors: Any, like: torch.Tensor, group: Any) -> list[torch.Tensor]:
+def _flat(tensors: Any, template: torch.Tensor, group: Any) -> list[torch.Tensor]:
     """Return the tensors, one for each process, as rows."""
     if len(tensors) != distributed.get_world_size(group):
         _unlike()
     for tensor in tensors:
         followed = tensor.requires_grad and torch.is_grad_enabled()
         same = (
-            tensor.shape == like.shape
-            and tensor.dtype == like.dtype
-            and tensor.device == like.device
+            tensor.shape == template.shape
+            and tensor.dtype == template.dtype
+            and tensor.device == template.device
         )
         if not same or followed or not tensor.is_contiguous():
             _unlike()
@@ -296,14 +296,14 @@ def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     function: Any = operator.attrgetter(name)(sys.modules[_API[:-1]])
     bound = _bind(function, args, kwargs)
     tensor = tx.force(bound.pop(next(iter(bound))))
-    words = {key: _real(tx, value) for key, value in bound.items()}
-    meshed = isinstance(tensor, WrapperValue) or words.get("device_mesh") is not None
-    sent = name == "distribute_tensor" and words.get("src_data_rank", 0) is not None
-    if not isinstance(tensor, TensorValue) or not meshed or words.get("run_check") or sent:
+    keywords = {key: _real(tx, value) for key, value in bound.items()}
+    meshed = isinstance(tensor, WrapperValue) or keywords.get("device_mesh") is not None
+    sent = name == "distribute_tensor" and keywords.get("src_data_rank", 0) is not None
+    if not isinstance(tensor, TensorValue) or not meshed or keywords.get("run_check") or sent:
         raise Break("collective", f"{name} without a mesh, or with communication")
 
     def node(tensor: Any) -> Any:
-        return function(tensor, **words)
+        return function(tensor, **keywords)
 
     node.__name__ = node.__qualname__ = name.replace(".", "_")
     tx.process_bound = "a device mesh"

@@ -147,7 +147,7 @@ class ArrayValue(Value):
         wide = self.cls is np.float64 and isinstance(other, SymFloatValue)
         if not wide and not (issubclass(self.cls, np.floating) and isinstance(other, TensorValue)):
             return self
-        return symbolic_scalars.computed(tx, self.tensor, like=np.float64())
+        return symbolic_scalars.computed(tx, self.tensor, example=np.float64())
 
     def tp_iter(self, tx: Tracer) -> Value:
         count = self.tensor.call_method(tx, "__len__", [], {}).as_constant()
@@ -243,13 +243,13 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
             raise Break("numpy", f"numpy.{path} of rows of arrays")
         path = "stack"
     with unset_fake_temporarily():
-        wanted, to_float = _rehearse(path, arguments, arrays, index_arrays)
-    if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
-        return constant(wanted)
+        expected, to_float = _rehearse(path, arguments, arrays, index_arrays)
+    if expected is NotImplemented or (not arrays and type(expected) in CONSTANT_TYPES):
+        return constant(expected)
     node_args = [_in_graph(tx, arg, to_float) for arg in arguments[0]]
     node_kwargs = {name: _in_graph(tx, arg, to_float) for name, arg in arguments[1].items()}
     result = tx.graph.emit("call_function", _target(path), node_args, node_kwargs)
-    return _result(tx, path, arrays, result, wanted)
+    return _result(tx, path, arrays, result, expected)
 
 
 def _rehearse(
@@ -269,10 +269,10 @@ def _rehearse(
     with_scalar = path.endswith("dot") and not all(map(np.ndim, args))  # NaN times zero is zero
     try:
         with np.errstate(all="ignore" if arrays else "raise"):
-            wanted = function(*args, **kwargs)
-        if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
-            return wanted, False
-        result_dtype = getattr(wanted, "dtype", None)
+            expected = function(*args, **kwargs)
+        if expected is NotImplemented or (not arrays and type(expected) in CONSTANT_TYPES):
+            return expected, False
+        result_dtype = getattr(expected, "dtype", None)
         integral = {array.tensor.fake.is_floating_point() for array in arrays} == {False}
         to_float = integral and result_dtype == np.float64
         args, kwargs = tree_map_only(
@@ -291,51 +291,51 @@ def _rehearse(
         arrays and whole_result and not by_more and any(operation in path for operation in _BY_ZERO)
     )
     agree = all(_agree(arrays[array], tensors[array]) for array in arrays) and _agree(
-        wanted, actual
+        expected, actual
     )
     if not agree or divides or with_scalar or not numpy_is_quiet():
         raise Break("numpy", f"{path}, where torch's result differs")
-    return wanted, to_float
+    return expected, to_float
 
 
-def _agree(wanted: Any, actual: Any) -> bool:
+def _agree(expected: Any, actual: Any) -> bool:
     """Say whether the results of NumPy and torch are equal up to rounding."""
-    if isinstance(wanted, list | tuple):
-        return len(wanted) == len(actual) and all(
-            _agree(*pair) for pair in zip(wanted, actual, strict=True)
+    if isinstance(expected, list | tuple):
+        return len(expected) == len(actual) and all(
+            _agree(*pair) for pair in zip(expected, actual, strict=True)
         )
     if not isinstance(actual, torch.Tensor):
-        return wanted is None and actual is None
-    left, right = np.asarray(wanted), actual.numpy()
+        return expected is None and actual is None
+    left, right = np.asarray(expected), actual.numpy()
     same = left.shape == right.shape and left.dtype == right.dtype
     return same and bool(np.allclose(left, right, 0.02, 0.02, equal_nan=True))
 
 
 def _result(
-    tx: Tracer, path: str, arrays: dict[ArrayValue, Any], result: Value, wanted: Any
+    tx: Tracer, path: str, arrays: dict[ArrayValue, Any], result: Value, expected: Any
 ) -> Value:
     """Convert a result of the graph to what NumPy returns."""
-    if wanted is None:
+    if expected is None:
         return NONE
-    if isinstance(result, SequenceValue) and len(result.items) == len(wanted):
-        pairs = zip(result.items, wanted, strict=True)
-        values = [_result(tx, path, arrays, item, expected) for item, expected in pairs]
-        return ListValue(values) if type(wanted) is list else TupleValue(values)
+    if isinstance(result, SequenceValue) and len(result.items) == len(expected):
+        pairs = zip(result.items, expected, strict=True)
+        values = [_result(tx, path, arrays, item, value) for item, value in pairs]
+        return ListValue(values) if type(expected) is list else TupleValue(values)
     first, example = next(iter(arrays.items()), (NONE, None))
-    if wanted is example:
+    if expected is example:
         return first
-    mine = any(np.may_share_memory(wanted, example) for example in arrays.values())
-    other = any(wanted is example for example in arrays.values())
+    aliases = any(np.may_share_memory(expected, example) for example in arrays.values())
+    other = any(expected is example for example in arrays.values())
     if other or not isinstance(result, TensorValue):  # an `out`; as many arrays as the data decides
         raise Break("numpy", f"what {path} returns")
     bases = [
         tensor.fake.untyped_storage()._cdata for tensor in (result, *(a.tensor for a in arrays))
     ]
-    taken = bases[0] in bases[1:]
-    if mine and not taken:
+    aliased = bases[0] in bases[1:]
+    if aliases and not aliased:
         raise Break("numpy", f"{path}, where torch copies the array")
-    copied = result.call_method(tx, "clone", [], {}) if taken and not mine else result
-    return ArrayValue(copied, type(wanted))
+    copied = result.call_method(tx, "clone", [], {}) if aliased and not aliases else result
+    return ArrayValue(copied, type(expected))
 
 
 # ---- between arrays and tensors
@@ -418,9 +418,9 @@ def _of_arrays(
         tensor = tx.builtin(torch.stack, tx.literal(tensors))
     elif maker is torch.tensor or rows[0].cls is not np.ndarray:
         tensor = tensor.call_method(tx, "clone", [], {})
-    wanted = {"dtype": dtype, "device": device}
-    wanted = {name: value for name, value in wanted.items() if value is not NONE}
-    return tensor.call_method(tx, "to", [], wanted) if wanted else tensor
+    dtype_option = {"dtype": dtype, "device": device}
+    dtype_option = {name: value for name, value in dtype_option.items() if value is not NONE}
+    return tensor.call_method(tx, "to", [], dtype_option) if dtype_option else tensor
 
 
 def _alike(data: Value) -> Any:

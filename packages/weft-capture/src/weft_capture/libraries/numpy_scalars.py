@@ -21,7 +21,7 @@ def numpy_scalar(tensor: torch.Tensor) -> Any:
 
 def numpy_is_quiet() -> bool:
     """Say whether NumPy raises for no floating point error."""
-    return all(what in ("warn", "ignore") for what in sys.modules["numpy"].geterr().values())
+    return all(action in ("warn", "ignore") for action in sys.modules["numpy"].geterr().values())
 
 
 def _raising() -> AbstractContextManager[Any]:

@@ -120,13 +120,13 @@ def _foreach(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
     results = []
     for index in range(count):
         row = [_element(arg, index) for arg in args]
-        named = {key.removesuffix("s"): _element(v, index) for key, v in kwargs.items()}
+        keywords = {key.removesuffix("s"): _element(v, index) for key, v in kwargs.items()}
         if single in _SCALARS and len(row) == 4:
-            named[_SCALARS[single]] = row.pop()
+            keywords[_SCALARS[single]] = row.pop()
         plain = single.removesuffix("_")
         if plain in _OF_NUMBERS and not isinstance(row[-1], TensorValue):
             target = single.replace(plain, _OF_NUMBERS[plain])
-        results.append(_one(tx, target, row, named))
+        results.append(_one(tx, target, row, keywords))
     if single.endswith("_"):
         return args[0]
     floating = [result.example() for result in results if result.example().is_floating_point()]

@@ -64,7 +64,7 @@ def run_rnn(
     return run(data, hidden, *rest) if result is None else result
 
 
-def ints(tensor: Value, what: str) -> list[int]:
+def ints(tensor: Value, role: str) -> list[int]:
     """Return the numbers of a tensor that is made of constant ints.
 
     Raises:
@@ -72,7 +72,7 @@ def ints(tensor: Value, what: str) -> list[int]:
     """
     values = numbers(tensor, fix=True)
     if not isinstance(values, list) or not all(type(number) is int for number in values):
-        raise Break("data-dependent-value", f"{what} of sequences in a tensor")
+        raise Break("data-dependent-value", f"{role} of sequences in a tensor")
     return values
 
 

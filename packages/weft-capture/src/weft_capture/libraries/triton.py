@@ -46,10 +46,10 @@ def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw
         return plain(tx.literal(function).tp_call(tx, [options], {}))
 
     size = plain(grid) if isinstance(grid, SequenceValue) else functools.partial(call, grid)
-    words = {name: plain(value) for name, value in kw.items()}
+    keywords = {name: plain(value) for name, value in kw.items()}
     try:
         with isolated(tx, "the grid of a launch"):
-            name, *pools, written = bind(kernel.obj, size, list(map(plain, args)), words, call)
+            name, *pools, written = bind(kernel.obj, size, list(map(plain, args)), keywords, call)
     except Unsupported as reason:
         raise Break("triton-kernel", f"a launch of a Triton kernel: {reason.cause}") from None
     lists = [[values[id(item)] for item in pool] for pool in pools]

@@ -77,10 +77,10 @@ def metadata_of(obj: Any, source: Source) -> Value | None:
     Raises:
         Break: when a dict of a class of the library has other attributes of its own.
     """
-    own = getattr(obj, "__dict__", {})
-    if own.keys() - {"_metadata"}:
+    variables = getattr(obj, "__dict__", {})
+    if variables.keys() - {"_metadata"}:
         raise Break("c-attribute", f"attributes of a {type(obj).__name__}")
-    return LazyValue(obj._metadata, AttrSource(source, "_metadata")) if own else None
+    return LazyValue(obj._metadata, AttrSource(source, "_metadata")) if variables else None
 
 
 class ClassReads(threading.local):
@@ -346,9 +346,9 @@ def _own_or_inherited(tx: Tracer, self: InstanceValue, name: str) -> Value | Non
         and hasattr(mro_entry[1], "__get__")
     ):
         return bind(tx, mro_entry, name, self, cls)
-    own = self.own_attribute(tx, name)
-    if own is not None:
-        return own
+    value = self.own_attribute(tx, name)
+    if value is not None:
+        return value
     if mro_entry is not None:
         if self.find_method(name) is not None:
             return MethodOf(self, name)

@@ -265,8 +265,8 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
     except NotConstant as error:
         name = getattr(function, "__qualname__", repr(function))
         raise Break("constant-required", f"{name} of {error}") from None
-    home = SCALAR_LIBRARIES.get(getattr(function, "__module__", None) or "")
-    library = next(filter(None, map(scalar_library, real_args)), home)
+    default = SCALAR_LIBRARIES.get(getattr(function, "__module__", None) or "")
+    library = next(filter(None, map(scalar_library, real_args)), default)
     with library.raising() if library else contextlib.nullcontext():
         result = real_call(tx, function, *real_args, **real_kwargs)
     if getattr(function, "__name__", "") in ("hash", "__hash__"):

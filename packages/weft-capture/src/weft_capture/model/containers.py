@@ -33,8 +33,8 @@ def check_keys(keys: Iterable[object]) -> None:
     seen = set[int]()
     for key in hashed:
         if not key.is_repeatable() or key.number in seen:
-            what = "rebuilding a dict or set runs a key's __hash__ again"
-            raise Break("dict-key", what, key.step)
+            detail = "rebuilding a dict or set runs a key's __hash__ again"
+            raise Break("dict-key", detail, key.step)
         seen.add(key.number)
 
 
@@ -323,8 +323,8 @@ class SetValue(MutableValue):
     def in_order(self) -> list[Value]:
         """Return the elements in the order of the program's set; break where it is unknown."""
         if len(self.entries) > 1 and (self.loose or self.by_address()):
-            what = "objects, which addresses decide" if self.by_address() else "what has changed"
-            raise Break("object-identity", f"the order of a set of {what}")
+            cause = "objects, which addresses decide" if self.by_address() else "what has changed"
+            raise Break("object-identity", f"the order of a set of {cause}")
         return self.elements()
 
     def data(self, tx: Tracer) -> Any:
@@ -363,8 +363,8 @@ class SetValue(MutableValue):
         for name, args, states, step in self.log:
             sets = [arg for arg in args if isinstance(arg, SetValue)] if states else []
             if states != [arg.state() for arg in sets]:
-                what = f"{name} of a set from outside, with one that changes later"
-                raise Break("container-mutation", what, step)
+                detail = f"{name} of a set from outside, with one that changes later"
+                raise Break("container-mutation", detail, step)
             out.later(getattr(set, name), self, *args)
 
     def nb_bool(self, tx: Tracer) -> bool:

@@ -159,16 +159,20 @@ class DictValue(Container, MutableValue):
         hashed = mark if pregraph or (alone and mark in self.own) else self.slot(key)
         if self.read is None or hashed in self.own:
             return (self.entries if self.read is None else self.own).get(hashed)
-        name, wanted = pregraph or (ConstSource(hashed), hashed)
+        name, key_value = pregraph or (ConstSource(hashed), hashed)
         assert self.source is not None
-        if wanted not in self.real:
-            there = CallSource(operator.contains, (self.source, name))
+        if key_value not in self.real:
+            contains = CallSource(operator.contains, (self.source, name))
             tx.guard(
-                *((there, "CONST", False) if pregraph else (self.source, "KEY_ABSENT", wanted))
+                *(
+                    (contains, "CONST", False)
+                    if pregraph
+                    else (self.source, "KEY_ABSENT", key_value)
+                )
             )
             return None
-        item = self.real[wanted]
-        source: Source = ItemSource(self.source, wanted)
+        item = self.real[key_value]
+        source: Source = ItemSource(self.source, key_value)
         if pregraph or type(self.real) is defaultdict:  # which makes an item where there is none
             if item is None:
                 return self.entries[key.tp_hash()]

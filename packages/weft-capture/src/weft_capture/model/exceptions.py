@@ -424,8 +424,8 @@ def split(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
         return NONE, error
     pairs = [split(tx, member, classes) for member in _parts(error)]
     matched = [match for match, _ in pairs if match is not NONE]
-    others = [rest for _, rest in pairs if rest is not NONE]
-    return _derive(error, matched), _derive(error, others)
+    unmatched = [rest for _, rest in pairs if rest is not NONE]
+    return _derive(error, matched), _derive(error, unmatched)
 
 
 def match_group(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
@@ -435,13 +435,13 @@ def match_group(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Valu
     if any(issubclass(cls, BaseExceptionGroup) for cls in classes):
         text = "catching ExceptionGroup with except* is not allowed. Use except instead."
         tx.raise_(TypeError, text)
-    taken, rest = split(tx, error, classes)
+    matched, rest = split(tx, error, classes)
     is_group = issubclass(error.python_type(), BaseExceptionGroup)
-    if taken is not NONE and not is_group:
-        wrapped = make_group(constant(""), [taken])
+    if matched is not NONE and not is_group:
+        wrapped = make_group(constant(""), [matched])
         wrapped.raised = True
         return wrapped, NONE
-    return taken, rest
+    return matched, rest
 
 
 def rest_to_raise(tx: Tracer, original: Value, raised: list[Value]) -> Value:
@@ -452,9 +452,11 @@ def rest_to_raise(tx: Tracer, original: Value, raised: list[Value]) -> Value:
     assert isinstance(original, ExceptionValue)
     if not issubclass(original.cls, BaseExceptionGroup):
         return errors[0]
-    again = {id(leaf) for error in errors if _is_part(error, original) for leaf in _leaves(error)}
+    reraised = {
+        id(leaf) for error in errors if _is_part(error, original) for leaf in _leaves(error)
+    }
     fresh = [error for error in errors if not _is_part(error, original)]
-    kept = _project(original, again)
+    kept = _project(original, reraised)
     if not fresh:
         return kept
     return make_group(constant(""), [*fresh, *([kept] if kept is not NONE else [])])

@@ -65,8 +65,8 @@ def holds_finalizer(obj: Any, depth: int = 4) -> bool:
     """Say the same of a real object, or of a container that may hold one."""
     plain = obj if isinstance(obj, list | tuple | deque) else ()
     inside = obj.values() if isinstance(obj, dict) else plain
-    mine = isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj)
-    return mine or depth == 0 or any(holds_finalizer(item, depth - 1) for item in inside)
+    direct = isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj)
+    return direct or depth == 0 or any(holds_finalizer(item, depth - 1) for item in inside)
 
 
 def _unwinds(obj: object, depth: int = 5) -> bool:

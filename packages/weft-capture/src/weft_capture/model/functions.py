@@ -202,8 +202,8 @@ class FunctionValue(MutableValue):
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if name == "__code__" and self.obj is None:
             cells = tuple(types.CellType() for _ in self.code.co_freevars)
-            like = types.FunctionType(self.code, {}, None, None, cells)
-            real_call(tx, setattr, like, name, value.as_constant())
+            sample = types.FunctionType(self.code, {}, None, None, cells)
+            real_call(tx, setattr, sample, name, value.as_constant())
             tx.mutate(self)
             self.code = value.as_constant()
             return
@@ -396,10 +396,10 @@ def _as_declared(python: types.FunctionType, args: list[Value], kwargs: Kwargs) 
         return False
     for name, declared in signature.parameters.items():
         arg_type = bound[name].python_type() if name in bound else type(declared.default)
-        wanted = torch.Tensor if declared.annotation is declared.empty else declared.annotation
+        annotation = torch.Tensor if declared.annotation is declared.empty else declared.annotation
         arg_type = torch.Tensor if arg_type is torch.nn.Parameter else arg_type
-        either = typing.get_origin(wanted) in (typing.Union, types.UnionType)
-        if arg_type not in (typing.get_args(wanted) if either else (wanted,)):
+        either = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        if arg_type not in (typing.get_args(annotation) if either else (annotation,)):
             return False
     return True
 

@@ -90,8 +90,8 @@ class SequenceIterator(IteratorValue):
             try:
                 next(self.real, None)
             except RuntimeError:
-                what = "an iterator over what has changed since"
-                raise Break("loop", what) from None
+                detail = "an iterator over what has changed since"
+                raise Break("loop", detail) from None
             if over in out.tx.effects.changed:
                 raise Break("loop", "an iterator over a container that is written after the graph")
             out.call(self.cls, [over, constant(self.position)])
@@ -136,8 +136,8 @@ class DictIterator(SequenceIterator):
     def tp_iternext(self, tx: Tracer) -> Value | None:
         ordered = getattr(self.owner, "cls", None) is OrderedDict
         if self.position != EXHAUSTED and len(self.owner.entries) != self.size and not ordered:
-            what = "Set" if isinstance(self.owner, SetValue) else "dictionary"
-            tx.raise_(RuntimeError, f"{what} changed size during iteration")
+            container_name = "Set" if isinstance(self.owner, SetValue) else "dictionary"
+            tx.raise_(RuntimeError, f"{container_name} changed size during iteration")
         changed = len(self.owner.entries) != self.size or self.owner.removals != self.removals
         if self.position != EXHAUSTED and changed:
             raise Break("loop", "the keys change during the iteration")
@@ -150,8 +150,8 @@ class DictIterator(SequenceIterator):
             same_keys = owner.real is not None and len(owner.real) == self.size
             changed = changed or not (same_keys and all(writes for _, _, writes in owner.log))
         if changed or isinstance(owner, SetValue) or "reverse" in self.cls.__name__:
-            what = "a reversed iterator, or one over a set, or over what has changed since"
-            raise Break("loop", what)
+            detail = "a reversed iterator, or one over a set, or over what has changed since"
+            raise Break("loop", detail)
         if self.position == EXHAUSTED:
             super().reconstruct(out)
             return

@@ -333,10 +333,10 @@ class UserObject(InstanceValue):
 
     def nb_bool(self, tx: Tracer) -> bool:
         if self.has_special("__bool__"):
-            said = self.special(tx, "__bool__").tp_call(tx, [], {})
-            if said.python_type() is not bool:
-                raise Break("builtin-error", f"__bool__ that returns {said.describe()}")
-            return said.nb_bool(tx)
+            result = self.special(tx, "__bool__").tp_call(tx, [], {})
+            if result.python_type() is not bool:
+                raise Break("builtin-error", f"__bool__ that returns {result.describe()}")
+            return result.nb_bool(tx)
         if self.has_special("__len__"):
             return tx.builtin(len, self).nb_bool(tx)
         return self.base.nb_bool(tx) if self.base is not None else super().nb_bool(tx)

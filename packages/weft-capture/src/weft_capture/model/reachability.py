@@ -36,11 +36,11 @@ def children(value: Value) -> Iterator[Value]:
         yield value.owner
 
 
-def leads_to(pending: list[Value], wanted: Value) -> bool:
+def leads_to(pending: list[Value], target: Value) -> bool:
     """Say whether one of these values is, or refers to, a new value, directly or indirectly."""
     seen: set[int] = set()
     for value in pending:  # which grows: what is near comes first
-        if value is wanted:
+        if value is target:
             return True
         if id(value) not in seen and value.source is None:
             seen.add(id(value))

@@ -23,12 +23,12 @@ _CALLS = itertools.count()
 
 
 @contextmanager
-def one_call(tx: Tracer, what: str, limit: int | None = None) -> Iterator[None]:
+def one_call(tx: Tracer, callee: str, limit: int | None = None) -> Iterator[None]:
     """Mark the operations of the block as one call, if it restores the modes.
 
     Args:
         tx: the capture.
-        what: the function or class that is called.
+        callee: the function or class that is called.
         limit: how many variants may be compiled; None for a module's call.
     """
     if limit is None and not tx.marks_modules:
@@ -39,7 +39,7 @@ def one_call(tx: Tracer, what: str, limit: int | None = None) -> Iterator[None]:
     yield
     _note_results(tx)
     if not tx.transforms and modes_of(tx) == before:
-        mark = next(_CALLS), what, limit
+        mark = next(_CALLS), callee, limit
         for node in nodes_after(tx, last):
             inner = node.meta.get("regions", ())
             node.meta["regions"] = (mark, *inner)

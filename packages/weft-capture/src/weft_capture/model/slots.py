@@ -177,9 +177,9 @@ def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     for receiver, name, argument in attempts:
         # `object.__ne__` inverts what the same object's `__eq__` says.
         by_eq = name == "__ne__" and receiver.inherits_comparison(name)
-        asked = "__eq__" if by_eq else name
-        if not receiver.inherits_comparison(asked):
-            result = _attempt(tx, receiver, asked, argument)
+        method_name = "__eq__" if by_eq else name
+        if not receiver.inherits_comparison(method_name):
+            result = _attempt(tx, receiver, method_name, argument)
             if result is not None:
                 return constant(not result.nb_bool(tx)) if by_eq else result
     return _compare_bases(tx, op, left, right)

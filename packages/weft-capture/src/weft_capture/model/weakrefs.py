@@ -86,8 +86,8 @@ def _is_let_go(tx: Tracer, obj: object) -> bool:
     lost = [
         kept for kept in tx.keep_alive if id(kept) in tx.released_ids or _id_of(tx, kept) in changed
     ]
-    held = gc.get_referents(*lost)
-    every = (*held, *gc.get_referents(*held))
+    referents = gc.get_referents(*lost)
+    every = (*referents, *gc.get_referents(*referents))
     return id(obj) in tx.released_ids or any(referenced is obj for referenced in every)
 
 
@@ -97,8 +97,8 @@ def _id_of(tx: Tracer, obj: object) -> int:
 
 
 def _may_be_dead(step: int = -1) -> Break:
-    what = "a weak reference whose object may have died here"
-    return Break("weak-reference", what, step)
+    detail = "a weak reference whose object may have died here"
+    return Break("weak-reference", detail, step)
 
 
 def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> WeakRefValue:

@@ -94,14 +94,16 @@ def _check_names(frame: Frame, depth: int, added: DictValue, source: Value) -> N
     """Raise where `**source` is an error, which names the function (format_kwargs_error)."""
     tx, target = frame.tx, frame.stack[depth]
     existing = target.entries if isinstance(target, DictValue) else {}
-    again = next((key for hashed, (key, _) in added.entries.items() if hashed in existing), None)
-    if again is None and hasattr(source.python_type(), "keys"):
+    duplicate = next(
+        (key for hashed, (key, _) in added.entries.items() if hashed in existing), None
+    )
+    if duplicate is None and hasattr(source.python_type(), "keys"):
         return
     callee = next(value for value in reversed(frame.stack[: depth - 1]) if value is not NULL)
-    if again is None or type(callee) is not FunctionValue:
+    if duplicate is None or type(callee) is not FunctionValue:
         raise Break("builtin-error", "keyword arguments after ** that the callee refuses")
     names = (callee.tp_getattro(tx, f"__{name}__").as_constant() for name in ("module", "qualname"))
-    text = f"got multiple values for keyword argument '{again.as_constant()}'"
+    text = f"got multiple values for keyword argument '{duplicate.as_constant()}'"
     tx.raise_(TypeError, f"{'.'.join(names)}() {text}")
 
 

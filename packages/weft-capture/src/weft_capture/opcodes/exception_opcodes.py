@@ -40,12 +40,12 @@ def _raise_varargs(frame: Frame, instr: Instr) -> None:
     raise Raised(chain(tx, value))
 
 
-def _instance(tx: Tracer, value: Value, what: str) -> Value:
+def _instance(tx: Tracer, value: Value, role: str) -> Value:
     """Make an instance where an exception class was given; what is neither raises TypeError."""
     if isinstance(value, ClassValue) and issubclass(value.obj, BaseException):
         value = value.tp_call(tx, [], {})
     if not issubclass(value.python_type(), BaseException):
-        tx.raise_(TypeError, f"{what} must derive from BaseException")
+        tx.raise_(TypeError, f"{role} must derive from BaseException")
     return value
 
 
@@ -76,10 +76,10 @@ def _stopiteration_error(frame: Frame, instr: Instr) -> None:
     frame.stack[-1] = generator_error(frame.tx, frame.stack[-1], frame.decoded.flags)
 
 
-def _classes(frame: Frame, wanted: Value) -> tuple[type, ...]:
+def _classes(frame: Frame, matched: Value) -> tuple[type, ...]:
     """Return the classes of an except clause; what is no exception class raises TypeError."""
     bad = "catching classes that do not inherit from BaseException is not allowed"
-    items = wanted.unpack(frame.tx) if issubclass(wanted.python_type(), tuple) else [wanted]
+    items = matched.unpack(frame.tx) if issubclass(matched.python_type(), tuple) else [matched]
     classes = tuple(item.as_constant() for item in items)
     if not all(isinstance(c, type) and issubclass(c, BaseException) for c in classes):
         frame.tx.raise_(TypeError, bad)
@@ -116,9 +116,9 @@ def _before_with(frame: Frame, instr: Instr) -> None:
     cls = manager.python_type()
     a, use = ("a", async_enters) if instr.opname == "BEFORE_ASYNC_WITH" else ("", enters)
     names = enter, leave = f"__{a}enter__", f"__{a}exit__"
-    there = [n for n in names if hasattr(cls, n) or manager.find_method(n) is not None]
-    if len(there) < 2:
-        tx.raise_(TypeError, error_text(use, cls, there))
+    present = [n for n in names if hasattr(cls, n) or manager.find_method(n) is not None]
+    if len(present) < 2:
+        tx.raise_(TypeError, error_text(use, cls, present))
     exit_method = manager.tp_getattro(tx, leave)
     entered = manager.call_method(tx, enter, [], {})
     slots = (exit_method, NULL) if WITH_CALLS_SPECIAL_METHODS else (exit_method,)

@@ -29,9 +29,9 @@ def _jump(frame: Frame, instr: Instr) -> None:
 @opcode("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
 def _pop_jump_if(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
-    wanted = instr.opname == "POP_JUMP_IF_TRUE"
+    expected = instr.opname == "POP_JUMP_IF_TRUE"
     jumps = is_checked(frame, instr, value)
-    if value.nb_bool(frame.tx) is wanted if jumps is None else jumps:
+    if value.nb_bool(frame.tx) is expected if jumps is None else jumps:
         frame.ip = _target(instr)
 
 

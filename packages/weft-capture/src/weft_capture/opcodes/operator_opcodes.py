@@ -110,13 +110,13 @@ def _match_class(frame: Frame, instr: Instr) -> None:
         text = f"accepts {allowed} positional sub-pattern{plural} ({instr.arg} given)"
         tx.raise_(TypeError, f"{real.__name__}() {text}")
     values = [subject] if matches_self and instr.arg else []
-    wanted = [*([] if matches_self else fields[: instr.arg]), *names]
-    for number, name in enumerate(wanted):
-        if name in wanted[:number]:
+    attributes = [*([] if matches_self else fields[: instr.arg]), *names]
+    for number, name in enumerate(attributes):
+        if name in attributes[:number]:
             text = f"got multiple sub-patterns for attribute {name!r}"
             tx.raise_(TypeError, f"{real.__name__}() {text}")
     try:
-        values += [subject.tp_getattro(tx, name) for name in wanted]
+        values += [subject.tp_getattro(tx, name) for name in attributes]
     except Raised as raised:
         if not issubclass(raised.value.python_type(), AttributeError):
             raise

@@ -136,11 +136,11 @@ def _load_name(frame: Frame, instr: Instr) -> None:
     names = frame.locals
     if instr.opname.startswith("LOAD_FROM_DICT"):
         names = _names_of(frame.stack.pop())
-    own = names.get(instr.argval)
-    if type(getattr(own, "obj", None)) is enum.auto:
+    value = names.get(instr.argval)
+    if type(getattr(value, "obj", None)) is enum.auto:
         raise Break("class-definition", "the value of an enum.auto in its class body")
-    if own is not None:
-        frame.stack.append(frame.tx.force(own))
+    if value is not None:
+        frame.stack.append(frame.tx.force(value))
     elif instr.opname.endswith("DEREF"):
         _load_deref(frame, instr)
     else:

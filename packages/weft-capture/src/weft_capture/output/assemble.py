@@ -62,7 +62,9 @@ def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[No
         Break: at the operation that first consumes such a result.
     """
     names = [frame.function.code.co_names for frame in frames]
-    if not any(asked.issubset(used) for asked in _ASKS_LATER for used in names):
+    if not any(
+        names_of_readers.issubset(used) for names_of_readers in _ASKS_LATER for used in names
+    ):
         return
     leading = set(outputs)
     written = {e.node: e.recorded_at for e in tx.graph.inputs if e.recorded_at >= 0}
@@ -72,8 +74,8 @@ def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[No
         first = [step for step in steps if step > written.get(node, -1)]
         fake = node.meta.get("example_value") if visible else None
         if first and getattr(fake, "requires_grad", False):
-            what = "a tensor whose gradient may be read is used before the graph ends"
-            raise Break("autograd-state", what, min(first))
+            detail = "a tensor whose gradient may be read is used before the graph ends"
+            raise Break("autograd-state", detail, min(first))
         if first:
             leading.add(node)
 
@@ -151,8 +153,8 @@ class Assembly:
             for name, cell in self.frame.cells.items()
             if name not in self.frame.decoded.cellvars and cell.source != ClosureSource(name)
         }
-        own = self.frame.cells.keys() - self.replaced
-        cells = {self.frame.cells[name]: name for name in own}
+        own_cells = self.frame.cells.keys() - self.replaced
+        cells = {self.frame.cells[name]: name for name in own_cells}
         ended = functools.partial(leaving, self.tx)
         self.out = Output(self.writer, cells, self.tx, ended, self.rebuilt)
         self.handlers, self.begins_at = "", 0

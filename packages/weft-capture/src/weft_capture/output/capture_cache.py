@@ -186,11 +186,11 @@ def to_bytes(
     stopped: BreakRecord | None,
 ) -> bytes | str:  # fmt: skip
     """Serialize a capture for other processes, or return the reason why they cannot use it."""
-    home = original(decode(tx.function.__code__)).code
+    own_code = original(decode(tx.function.__code__)).code
     data = {key: obj for key, obj in tx.library.items() if not callable(obj)}
     references: dict[int, Any] = {id(obj): ("place", *key) for key, obj in data.items()
                              if isinstance(obj, list | dict | set)}  # fmt: skip
-    references[id(home)] = _HOME
+    references[id(own_code)] = _HOME
     for value in code.co_consts:
         if (
             isinstance(value, getattr(usable_extension(), "Check", ()))

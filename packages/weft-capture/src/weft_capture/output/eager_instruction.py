@@ -149,7 +149,7 @@ class RealStep:
         if handler is None or self.decoded.instrs[handler.target].opname != "PUSH_EXC_INFO":
             return
         code = zip(reachable(self.decoded, handler.target), self.decoded.instrs, strict=True)
-        if all(instr.opname in _NO_WORK for wanted, instr in code if wanted):
+        if all(instr.opname in _NO_WORK for reachable, instr in code if reachable):
             return
         writer.begin_handler(handler.target)
         if handler.lasti:  # an offset in this code, which means nothing in another
@@ -179,14 +179,14 @@ class RealStep:
             for position in range(index, after):  # up to RESUME
                 writer.original(position)
         else:
-            again, done = writer.label(), writer.label()
-            writer.jump(again)  # 3.13 looks for the handler of SEND one instruction before it
+            loop, done = writer.label(), writer.label()
+            writer.jump(loop)  # 3.13 looks for the handler of SEND one instruction before it
             writer.in_place_of(index)
-            writer.mark(again)
+            writer.mark(loop)
             writer.original(index, done)
             for position in (index + 1, index + 2):
                 writer.original(position)
-            writer.original(index + 3, again)
+            writer.original(index + 3, loop)
             writer.mark(done)
             after, stack = instr.target, stack_after(instr, stack, jump=True)
         self.resume(after, stack)
@@ -198,9 +198,9 @@ class RealStep:
             self.resume(instr.target, self.below)
             return
         writer = self.writer
-        taken = writer.label()
-        writer.original(index, taken)
+        jump_label = writer.label()
+        writer.original(index, jump_label)
         self.resume(index + 1, stack_after(instr, self.below))
-        writer.mark(taken)
+        writer.mark(jump_label)
         self.resume(instr.target, stack_after(instr, self.below, jump=True))
         self._handle(index)

@@ -73,8 +73,8 @@ class Output:
                 str(getattr(value.value, "_name_", None)),
             )
             if name not in getattr(type(value.value), "__members__", ()):
-                what = f"{value.describe()} of a class made in the frame"
-                raise Break("class-definition", what, self.tx.steps.restart_step_of(enum_class))
+                detail = f"{value.describe()} of a class made in the frame"
+                raise Break("class-definition", detail, self.tx.steps.restart_step_of(enum_class))
             self.load(enum_class)
             self.writer.load_attr(name)
             return
@@ -88,8 +88,8 @@ class Output:
         if value.source is not None:
             owner = self.tx.effects.sealing(value.source)
             if owner is not None:
-                what = f"a part of {owner.describe()}, which is made again"
-                raise Break("class-definition", what, self.tx.steps.restart_step_of(owner))
+                detail = f"a part of {owner.describe()}, which is made again"
+                raise Break("class-definition", detail, self.tx.steps.restart_step_of(owner))
             value.source.emit(self.writer)
             return
         self._rebuild(value)
@@ -98,8 +98,8 @@ class Output:
 
     def _rebuild(self, value: Value) -> None:
         if value in self._building:
-            what = f"rebuilding {value.describe()}, which leads to itself"
-            raise Break("cannot-rebuild", what, self.tx.steps.restart_step_of(value))
+            detail = f"rebuilding {value.describe()}, which leads to itself"
+            raise Break("cannot-rebuild", detail, self.tx.steps.restart_step_of(value))
         iterates = isinstance(value, IteratorValue | GeneratorValue)
         if iterates or getattr(value, "base", None) is not None:
             self._building.add(value)
@@ -117,8 +117,8 @@ class Output:
         """Return the name of the frame's own cell that a value is."""
         if not isinstance(value, CellValue):
             return None
-        aside = value.source  # of one that an inlined comprehension put aside
-        return self.cells.get(value, aside.name if isinstance(aside, ClosureSource) else None)
+        source = value.source  # of one that an inlined comprehension put aside
+        return self.cells.get(value, source.name if isinstance(source, ClosureSource) else None)
 
     def load_all(self, values: Iterable[Value]) -> None:
         """Push several values in order."""

@@ -51,10 +51,12 @@ def _of_kind(code: types.CodeType, flags: int) -> types.CodeType:
 
 def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[..., Any]:
     """Wrap a function: `begin` creates the first piece, and the hook calls `miss`."""
-    own, first = function.__code__, in_pieces(function)
-    flags = own.co_flags & _KINDS
+    original_code, first = function.__code__, in_pieces(function)
+    flags = original_code.co_flags & _KINDS
     code = _of_kind((_generator if flags else _coroutine).__code__, flags)
-    names = {name: getattr(own, name) for name in _SHOWN}  # by an error before the first step
+    names = {
+        name: getattr(original_code, name) for name in _SHOWN
+    }  # by an error before the first step
     made_by: Any = types.FunctionType(code.replace(**names), globals())
     wrap = _Unclosed if flags & _ASYNC else iter
 

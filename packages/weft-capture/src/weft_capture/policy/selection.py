@@ -78,12 +78,12 @@ def framed(function: Callable[..., Any]) -> Callable[..., Any]:
     functools.update_wrapper(call, function, updated=())
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = call.__code__.replace(co_name=name, co_qualname=name)
-    home: Any = function
-    while isinstance(home, functools.partial):
-        home = home.func
-    home = getattr(home, "__func__", home)
-    if isinstance(home, types.FunctionType):  # one for all that lead to it: caches are found again
-        code = _wrapping.setdefault(home.__code__, {}).setdefault(name, code)
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = getattr(inner, "__func__", inner)
+    if isinstance(inner, types.FunctionType):  # one for all that lead to it: caches are found again
+        code = _wrapping.setdefault(inner.__code__, {}).setdefault(name, code)
     call.__code__ = code
     call.__module__ = ""  # no library's
     return call
@@ -190,12 +190,12 @@ def replaced_builtins() -> list[str]:
 def with_own_builtins(function: Callable[..., object], *args: object) -> None:
     """Call a function with the original builtins."""
     now = builtins.__dict__
-    theirs = {name: now.get(name, _BUILTINS) for name in replaced_builtins()}
+    replaced = {name: now.get(name, _BUILTINS) for name in replaced_builtins()}
     now.update(_BUILTINS)
     try:
         function(*args)
     finally:
-        for name, obj in theirs.items():
+        for name, obj in replaced.items():
             if obj is _BUILTINS:
                 del now[name]  # as the program had done
             else:
@@ -205,8 +205,8 @@ def with_own_builtins(function: Callable[..., object], *args: object) -> None:
 def skip_disabled(function: types.FunctionType) -> bool:
     """Skip what torch.compiler.disable wraps; False when `function` is no such wrapper."""
     marks, code = function.__dict__, function.__code__
-    home = function.__globals__.get("__name__", "")
-    if "_torchdynamo_disable" not in marks or not home.startswith(torch_compiler_shim.COMPILER):
+    module = function.__globals__.get("__name__", "")
+    if "_torchdynamo_disable" not in marks or not module.startswith(torch_compiler_shim.COMPILER):
         return False
     if code.co_name == "_fn":
         frame.skip(code, True)

@@ -101,9 +101,9 @@ class set_stance(ContextDecorator):
 
     def _recreate_cm(self) -> set_stance:
         """Return one for a single call of a decorated function."""
-        again = copy.copy(self)
-        again._before = active
-        return again
+        fresh = copy.copy(self)
+        fresh._before = active
+        return fresh
 
     def __enter__(self) -> set_stance:
         _set(self.stance)

@@ -43,12 +43,12 @@ def while_loop(
         extra: tensors and numbers that stay the same.
     """
     values = tuple(carried)
-    (going_on,) = cond_fn(*values, *extra)
-    if _is_unknown(going_on):
-        return _either(going_on, body_fn(*values, *extra), values)
-    while going_on:
+    (condition,) = cond_fn(*values, *extra)
+    if _is_unknown(condition):
+        return _either(condition, body_fn(*values, *extra), values)
+    while condition:
         values = body_fn(*values, *extra)
-        (going_on,) = cond_fn(*values, *extra)
+        (condition,) = cond_fn(*values, *extra)
     return values
 
 

@@ -111,26 +111,26 @@ class GraphBuilder:
             marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}
             unbacked = [dim for dim, mark in marks.items() if mark.kind is Kind.UNBACKED]
             try:
-                twin = fake.to_fake(
+                fake_tensor = fake.to_fake(
                     self.mode, tensor, dynamic_dims, name, unbacked, inner, free_strides
                 )
             except RuntimeError as error:  # a view that autograd no longer follows
                 raise Break("autograd-state", str(error)[:200]) from None
         for dim in dynamic_dims:
             if dim in marks and marks[dim].admits(tensor.shape[dim]):
-                fake.limit(twin.shape[dim], marks[dim].min, marks[dim].max)
-        amounts = [("size", dim, twin.size(dim), tensor.size(dim)) for dim in dynamic_dims]
-        amounts += [("stride", d, twin.stride(d), tensor.stride(d)) for d in free_strides]
+                fake.limit(fake_tensor.shape[dim], marks[dim].min, marks[dim].max)
+        amounts = [("size", dim, fake_tensor.size(dim), tensor.size(dim)) for dim in dynamic_dims]
+        amounts += [("stride", d, fake_tensor.stride(d), tensor.stride(d)) for d in free_strides]
         for prop, dim, amount, now in amounts:
             if isinstance(amount, torch.SymInt) and amount.node.expr not in self.symbols:
                 property_source = TensorProperty(source, prop, dim)
                 self.symbols[amount.node.expr] = self._placeholder(property_source, amount, now)
-        node = self._placeholder(source, twin, tensor)
+        node = self._placeholder(source, fake_tensor, tensor)
         value_class = TensorValue if inner is None else WrapperValue
         self.has_wrappers = self.has_wrappers or inner is not None
-        value = value_class(node, twin, source, type(tensor), tensor)
+        value = value_class(node, fake_tensor, source, type(tensor), tensor)
         self.tx.steps.saw_tensor()
-        self._by_fake[id(twin)] = value
+        self._by_fake[id(fake_tensor)] = value
         return value
 
     def symint_input(self, number: int, source: Source) -> Value | None:

@@ -153,7 +153,7 @@ def _is_still(value: Any, before: Any) -> bool:
 
 
 def _refuse_unknown(cls: type, value: Any) -> None:
-    named = type(value).__module__.startswith("torch") or isinstance(value, _NAMED)
-    if isinstance(value, torch.Tensor | torch.nn.Module) or not named:
-        what = type(value).__name__
-        raise Break("torch-function", f"a {what} that a handler of {cls.__name__} uses")
+    allowed = type(value).__module__.startswith("torch") or isinstance(value, _NAMED)
+    if isinstance(value, torch.Tensor | torch.nn.Module) or not allowed:
+        type_name = type(value).__name__
+        raise Break("torch-function", f"a {type_name} that a handler of {cls.__name__} uses")

@@ -56,10 +56,10 @@ class GraphInput:
 
     def is_written(self) -> bool:
         """Say whether the graph may write to this input in place."""
-        twin: Any = self.node_example
-        uncounted = isinstance(twin, torch.Tensor) and twin.is_inference()
-        uncounted |= is_jagged(type(twin)) and twin._values.fake_mode.writes > 0
-        return uncounted or version_of(twin) != self.version
+        fake: Any = self.node_example
+        uncounted = isinstance(fake, torch.Tensor) and fake.is_inference()
+        uncounted |= is_jagged(type(fake)) and fake._values.fake_mode.writes > 0
+        return uncounted or version_of(fake) != self.version
 
 
 def is_writable(tensor: torch.Tensor) -> bool:
@@ -116,13 +116,13 @@ def check_writes(inputs: list[GraphInput]) -> None:
             continue
         if not is_writable(real):
             raise Break("tensor-storage", "a write to a view, or to a leaf with hooks")
-        others = [
+        shared = [
             tensor
             for other in inputs
             if other is not entry and other.is_shared()
             for tensor in subclass.inside(other.example, other.source).values()
         ]
-        if shares_memory(list(subclass.inside(real, entry.source).values()), others):
+        if shares_memory(list(subclass.inside(real, entry.source).values()), shared):
             raise Break("tensor-storage", "a recorded write to memory that two inputs share")
 
 

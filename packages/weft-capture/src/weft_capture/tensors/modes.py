@@ -65,13 +65,13 @@ def modes_put_away() -> Iterator[None]:
     before = around.modes, around.state
     around.state = TorchState.now()
     with torch._C._EnableTorchFunction():
-        taken = [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
-        around.modes = tuple(taken)
+        popped = [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
+        around.modes = tuple(popped)
         try:
             yield
         finally:
             around.modes, around.state = before
-            for mode in taken:
+            for mode in popped:
                 torch._C._push_on_torch_function_stack(mode)
 
 

@@ -152,8 +152,8 @@ class Seen:
     def check(self) -> None:
         """Break where a tensor has changed since; the call should run eagerly."""
         if self.tensors and self._state() != self.state:
-            what = "text of a tensor that is written to afterwards"
-            raise Break("data-dependent-value", what, self.step)
+            detail = "text of a tensor that is written to afterwards"
+            raise Break("data-dependent-value", detail, self.step)
 
 
 @dataclass(eq=False)

@@ -61,20 +61,20 @@ def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) ->
     scaled = _scale_second(tx, target, args, kwargs)
     if scaled is not None:
         return tx.graph.emit(op, target, *scaled)
-    like = next((a.fake for a in args if isinstance(a, TensorValue)), None)
-    fixed = like is None or _any_varies([*kwargs.values()])
-    wanted = None if fixed else _result_dtype(target, args)
-    if wanted is not None:
-        assert like is not None
-        swapped = [_at_dtype(tx, arg, wanted, like.device) for arg in args]
+    example = next((a.fake for a in args if isinstance(a, TensorValue)), None)
+    fixed = example is None or _any_varies([*kwargs.values()])
+    dtype = None if fixed else _result_dtype(target, args)
+    if dtype is not None:
+        assert example is not None
+        swapped = [_at_dtype(tx, arg, dtype, example.device) for arg in args]
         try:
             result = tx.graph.emit(op, target, swapped, kwargs)
         except Break:
             result = None
-        if isinstance(result, TensorValue) and result.fake.dtype is wanted:
+        if isinstance(result, TensorValue) and result.fake.dtype is dtype:
             return result
-    named = {name: symbol(tx, value) for name, value in kwargs.items()}
-    return tx.graph.emit_plain(op, target, symbols(tx, args), named)
+    keywords = {name: symbol(tx, value) for name, value in kwargs.items()}
+    return tx.graph.emit_plain(op, target, symbols(tx, args), keywords)
 
 
 _FILLED = {"full": "empty", "full_like": "empty_like", "new_full": "new_empty"}

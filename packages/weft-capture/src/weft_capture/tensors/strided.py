@@ -55,8 +55,8 @@ def _arguments(
 def _owner(inputs: Sequence[GraphInput], x: torch.Tensor) -> GraphInput | None:
     memory = x.untyped_storage()._cdata
     for entry in inputs:
-        twin = entry.node_example
-        if isinstance(twin, torch.Tensor) and twin.layout is torch.strided:
-            if twin.untyped_storage()._cdata == memory:
+        fake = entry.node_example
+        if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
+            if fake.untyped_storage()._cdata == memory:
                 return entry
     return None

@@ -47,9 +47,9 @@ class WrapperValue(TensorValue):
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         mro_entry = self._class_attribute(tx, name)
         if mro_entry is None or not attributes.is_data_descriptor(mro_entry[1]):
-            own = self.own_attribute(tx, name)
-            if own is not None:
-                return own
+            value = self.own_attribute(tx, name)
+            if value is not None:
+                return value
         if mro_entry is not None:
             return attributes.bind(tx, mro_entry, name, self, self.cls)
         if name in _ONLY_REAL and name != "requires_grad_":
@@ -67,14 +67,14 @@ class WrapperValue(TensorValue):
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
         if self.overlay is not None and name in self.overlay.attrs:
             return tx.force(self.overlay.attrs[name])
-        own = vars(self.fake)
-        if isinstance(own.get(name), torch.Tensor):
+        variables = vars(self.fake)
+        if isinstance(variables.get(name), torch.Tensor):
             return tx.graph.inside(self, name)
-        if self.real is not None or name not in own:
+        if self.real is not None or name not in variables:
             return tx.tensor_dict_attribute(self, name)
-        if not is_constant_object(own[name]):
+        if not is_constant_object(variables[name]):
             raise Break("tensor-subclass", f"attribute {name} of a {self.cls.__name__}")
-        return tx.literal(own[name])
+        return tx.literal(variables[name])
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if name != "grad":
@@ -84,8 +84,8 @@ class WrapperValue(TensorValue):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if self._class_attribute(tx, name) is not None:
             return self.tp_getattro(tx, name).tp_call(tx, args, kwargs)
-        wish = args[0].as_constant() if name == "requires_grad_" and args else True
-        if wish is False and not (self.fake.requires_grad or kwargs):
+        flag = args[0].as_constant() if name == "requires_grad_" and args else True
+        if flag is False and not (self.fake.requires_grad or kwargs):
             return self  # as torch.nested.nested_tensor asks for
         if name in _ONLY_REAL:
             raise Break("tensor-subclass", f"{self.cls.__name__}.{name}")
@@ -210,12 +210,12 @@ def check_call(tx: Tracer, target: Any, values: list[Value], varying: bool = Fal
         raise Break("tensor-subclass", "random numbers of a DTensor, whose state is sharded")
     off = torch._C._disabled_torch_function_impl
     handlers = [attributes.lookup(cls, "__torch_function__") for cls in classes]
-    own = any(
+    handled = any(
         handler and handler[0] is not torch.Tensor and handler[1] is not off for handler in handlers
     )
-    if classes and (varying or tx.transforms or (tx.overrides.level and own)):
-        what = " and ".join(cls.__name__ for cls in classes)
-        raise Break("tensor-subclass", f"a {what} in a transform, or with a float that varies")
+    if classes and (varying or tx.transforms or (tx.overrides.level and handled)):
+        names = " and ".join(cls.__name__ for cls in classes)
+        raise Break("tensor-subclass", f"a {names} in a transform, or with a float that varies")
 
 
 def _among(values: list[Value]) -> Iterator[WrapperValue]:

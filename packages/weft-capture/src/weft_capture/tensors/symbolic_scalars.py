@@ -305,10 +305,10 @@ def _before(tx: Tracer, function: Callable[..., Any], *operands: Any) -> Pregrap
     """Return the result of a function of numbers that are all known before the graph."""
     evaluated: list[PregraphValue] = []
     for operand in operands:
-        there = pregraph_value(tx, operand)
-        if there is None:
+        pregraph = pregraph_value(tx, operand)
+        if pregraph is None:
             return None
-        evaluated.append(there)
+        evaluated.append(pregraph)
     try:
         number = function(*(hint for _, hint in evaluated))
     except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError):
@@ -317,9 +317,9 @@ def _before(tx: Tracer, function: Callable[..., Any], *operands: Any) -> Pregrap
 
 
 def computed(
-    tx: Tracer, value: Value, before: PregraphValue | None = None, like: float = 0.0
+    tx: Tracer, value: Value, before: PregraphValue | None = None, example: float = 0.0
 ) -> Value:
-    """Return the float, of the type of `like`, that a 0-dim tensor of the graph will hold."""
+    """Return the float, of the type of `example`, that a 0-dim tensor of the graph will hold."""
     assert isinstance(value, TensorValue)
     if value.fake.requires_grad:
         value = tx.graph.emit_plain("call_method", "detach", [value], {})
@@ -327,7 +327,7 @@ def computed(
     if value.fake.dtype is not torch.float64:
         value = tx.graph.emit_plain("call_method", "to", [value, constant(torch.float64)], {})
         assert isinstance(value, TensorValue)
-    result = SymFloatValue(tx, None, like, value)
+    result = SymFloatValue(tx, None, example, value)
     result.before = before
     return result
 

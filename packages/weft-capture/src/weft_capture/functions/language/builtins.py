@@ -184,9 +184,9 @@ def _extremum(
             return tx.graph.emit("call_function", _IN_GRAPH[function], [left, right], {})
 
         return functools.reduce(join, head)
-    named = {} if default is None else {"default": Proxy(tx, default)}
+    keywords = {} if default is None else {"default": Proxy(tx, default)}
     real = (Proxy(tx, item) for item in itertools.chain(head, left))
-    return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **named))
+    return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **keywords))
 
 
 @rule(sum)
@@ -206,8 +206,8 @@ def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa
 def _total(tx: Tracer, numbers: list[Value]) -> Value:
     """Add numbers as `sum` does, which from CPython 3.12 on compensates rounding errors."""
     if all(isinstance(number, Constant) for number in numbers):
-        start, *others = (number.as_constant() for number in numbers)
-        return constant(real_call(tx, sum, others, start))
+        start, *addends = (number.as_constant() for number in numbers)
+        return constant(real_call(tx, sum, addends, start))
     if not _COMPENSATES or all(number.python_type() is not float for number in numbers):
         return functools.reduce(functools.partial(binary, tx, "+"), numbers)
     if (result := symbolic_scalars.by_python(tx, _added, numbers)) is not None:
@@ -303,8 +303,8 @@ def _integer(tx: Tracer, value: Value) -> Any:
 def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FALSE) -> Value:
     every = items.elements() if isinstance(items, SetValue) and key is NONE else []
     item_types = {item.is_constant() and item.python_type() for item in every}  # all different
-    taken = every if item_types in ({str}, {int}, {bytes}) else steps(tx, items)
-    sort_proxies(tx, real := [Proxy(tx, item) for item in taken], key, reverse)
+    items_read = every if item_types in ({str}, {int}, {bytes}) else steps(tx, items)
+    sort_proxies(tx, real := [Proxy(tx, item) for item in items_read], key, reverse)
     return ListValue([proxy.value for proxy in real])
 
 

@@ -40,9 +40,9 @@ class CachedFunction(ObjectConstant, MutableValue):
     changing = ("calls",)
 
     def replay(self, out: Output) -> None:
-        for asked, args, kwargs in self.calls:
-            named = DictValue([(constant(name), value) for name, value in kwargs.items()])
-            out.later(_Again(asked is not None), self, TupleValue(args), named)
+        for key, args, kwargs in self.calls:
+            keywords = DictValue([(constant(name), value) for name, value in kwargs.items()])
+            out.later(_Again(key is not None), self, TupleValue(args), keywords)
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         from weft_capture.effects.runtime_asserts import has_checks  # noqa: PLC0415 - import cycle
@@ -71,15 +71,15 @@ class CachedFunction(ObjectConstant, MutableValue):
     def _call_real(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
         try:
             real = [_real(tx, arg) for arg in args]
-            named = {name: _real(tx, value) for name, value in kwargs.items()}
-            asked = functools._make_key(tuple(real), named, True)
-            key = (self.obj, asked, [previous for previous, *_ in self.calls].count(asked))
+            keywords = {name: _real(tx, value) for name, value in kwargs.items()}
+            cache_key = functools._make_key(tuple(real), keywords, True)
+            key = (self.obj, cache_key, [previous for previous, *_ in self.calls].count(cache_key))
             if key not in tx.answers:
                 immutable = is_immutable_module(self.obj.__module__)
                 if not (immutable or _is_installed(self.obj.__wrapped__)):
                     self._rehearse(tx, args, kwargs)
                 with unset_fake_temporarily():
-                    tx.answers[key] = self.obj(*real, **named)
+                    tx.answers[key] = self.obj(*real, **keywords)
             result = tx.answers[key]
         except Exception:  # traced then, to raise in the program where it should
             return None
@@ -89,7 +89,7 @@ class CachedFunction(ObjectConstant, MutableValue):
             misses = ConstSource(self.obj.cache_info().misses)
             tx.guard(CallSource(_still_knows, (owner, misses)), "CONST", True)
             tx.mutate(self)
-            self.calls.append((asked, args, kwargs))
+            self.calls.append((cache_key, args, kwargs))
             return tx.literal(result) if plain else tx.wrap(result, _kept(result))
         return tx.literal(result) if plain else None
 

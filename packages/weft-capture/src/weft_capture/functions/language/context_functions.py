@@ -136,8 +136,8 @@ class _CheckpointReads:
     def check(self, _: Tracer, rebuilt: object) -> None:
         """Run the call eagerly if the program writes to them afterwards."""
         if any(version_of(tensor) != version for tensor, version in self.versions):
-            what = "a write to what a checkpointed function reads"
-            raise Break("higher-order-op", what, self.step)
+            detail = "a write to what a checkpointed function reads"
+            raise Break("higher-order-op", detail, self.step)
 
 
 # Answered from the real state: capture keeps it equal to the program's, and guards it.

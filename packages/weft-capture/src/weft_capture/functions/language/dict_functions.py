@@ -40,8 +40,8 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
     """
     base = getattr(items, "base", None)
     if isinstance(items, UserObject) and isinstance(base, DictValue):
-        asked = ("keys", "__getitem__") if target.cls is OrderedDict else ("__iter__",)
-        if not any(map(items.has_special, asked)):
+        specials = ("keys", "__getitem__") if target.cls is OrderedDict else ("__iter__",)
+        if not any(map(items.has_special, specials)):
             _has_keys(tx, items)  # is asked in any case
             items = base
     if isinstance(items, DictValue):

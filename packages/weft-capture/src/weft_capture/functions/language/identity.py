@@ -46,8 +46,8 @@ def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
     )
     if left.python_type() is not right.python_type():
         return False
-    held = getattr(left, "value", left) is getattr(right, "value", right)  # NaN, say
-    if not (varies or held or tx.builtin(operator.eq, left, right).nb_bool(tx)):
+    same_payload = getattr(left, "value", left) is getattr(right, "value", right)  # NaN, say
+    if not (varies or same_payload or tx.builtin(operator.eq, left, right).nb_bool(tx)):
         return False
     (source, first), (origin, other) = (_home(tx, each) for each in (left, right))
     if source is None and origin is None:

@@ -62,9 +62,9 @@ def _print(
         raise Break("builtin-error", "print with a sep or end that is not a string")
     stream = file if file is not NONE else tx.const_object(sys).tp_getattro(tx, "stdout")
     if isinstance(stream, ReplayedValue):
-        words = [text_of(tx, arg, str) for arg in args]
+        strings = [text_of(tx, arg, str) for arg in args]
         space, newline = (text.as_constant() for text in (sep, end))
-        text = (" " if space is None else space).join(words)
+        text = (" " if space is None else space).join(strings)
         text += "\n" if newline is None else newline
         stream.call_method(tx, "write", [constant(text)], {})
         return
@@ -117,8 +117,8 @@ def _parts(logger: logging.Logger) -> Iterator[Any]:
 
 def _is_plain(component: object) -> bool:
     module = type(component).__module__
-    own = module in _PLAIN_MODULES or module in LOG_HANDLER_MODULES
-    return component is None or own or is_plain_stream(component)
+    of_library = module in _PLAIN_MODULES or module in LOG_HANDLER_MODULES
+    return component is None or of_library or is_plain_stream(component)
 
 
 def _log_state(logger: logging.Logger, level: int) -> str:

@@ -148,9 +148,9 @@ def _variables(tx: Tracer) -> dict[str, Value]:
     return variables
 
 
-def _run_as_it_is(tx: Tracer, what: str) -> NoReturn:
+def _run_as_it_is(tx: Tracer, detail: str) -> NoReturn:
     """Break so that the frame runs eagerly as a whole."""
-    error = Break("frame-access", what)
+    error = Break("frame-access", detail)
     error.eager_frame = tx.frame
     raise error
 
@@ -189,9 +189,9 @@ def _code(tx: Tracer, *args: Any, flags: int = 0, inherits: bool = True) -> type
 @rule(compile)
 def _compile(
     tx: Tracer, source: Value, filename: Value, mode: Value, flags: Value = FALSE,
-    dont_inherit: Value = FALSE, *more: Value, **others: Value,
+    dont_inherit: Value = FALSE, *more: Value, **options: Value,
 ) -> Value:  # fmt: skip
-    if more or others:
+    if more or options:
         raise Break("dynamic-code", "compile with further arguments")
     args = [arg.as_constant() for arg in (source, filename, mode)]
     inherits = not dont_inherit.nb_bool(tx)
@@ -278,11 +278,11 @@ def _dir(tx: Tracer, value: Value | None = None) -> Value:
         return fold(tx, dir, [value], {})
     if not isinstance(value, UserObject) or value.has_special("__dir__"):
         raise Break("namespace-dict", f"dir of {value.describe()}")
-    own = {name for name, item in value.attrs.items() if item is not DELETED}
-    own |= set(getattr(value.obj, "__dict__", ()))
+    names = {name for name, item in value.attrs.items() if item is not DELETED}
+    names |= set(getattr(value.obj, "__dict__", ()))
     if value.obj is not None and value.source is not None:
         tx.instance_dict(value)  # guards the names
-    return tx.literal(sorted({*dir(value.cls), *own}))
+    return tx.literal(sorted({*dir(value.cls), *names}))
 
 
 @dataclass(eq=False)
@@ -396,7 +396,7 @@ def _bind(tx: Tracer, self: Value, instance: Value, owner: Value = NONE) -> Valu
 
 
 @method(BoundMethod, "__get__")
-def _bind_again(tx: Tracer, self: Value, *others: Value) -> Value:
+def _bind_again(tx: Tracer, self: Value, *args: Value) -> Value:
     return self
 
 

@@ -64,10 +64,10 @@ _GETTERS = {
 def without_c(name: str) -> dict[str, Any]:
     """Return the definitions of a library module without its C accelerator."""
 
-    def find(wanted: str, *args: Any) -> Any:
-        if wanted == f"_{name.partition('.')[0]}":
-            raise ImportError(wanted)
-        return builtins.__import__(wanted, *args)
+    def find(module_name: str, *args: Any) -> Any:
+        if module_name == f"_{name.partition('.')[0]}":
+            raise ImportError(module_name)
+        return builtins.__import__(module_name, *args)
 
     loader: Any = importlib.util.find_spec(name).loader  # type: ignore[union-attr]
     namespace = {"__name__": name, "__builtins__": {**vars(builtins), "__import__": find}}
@@ -83,7 +83,7 @@ def polyfill(original: Any, version: Any) -> None:
     iterated_args = _ITERATED.get(name, slice(0))
     worded = name in ("tee", "_count_elements")
     worded |= getattr(original, "__module__", "") == "_operator"
-    own: Any = (TypeError,) if worded else ()  # errors of no callee
+    callee_errors: Any = (TypeError,) if worded else ()  # errors of no callee
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         arguments = list(args)
@@ -94,9 +94,9 @@ def polyfill(original: Any, version: Any) -> None:
         try:
             result = tx.const_object(version).tp_call(tx, arguments, kwargs)
         except Raised as raised:  # it may be in other words, too
-            error_types = (TypeError, ValueError) if isinstance(original, type) else own
-            stated = getattr(raised.value, "stated_in", None) is not None
-            if stated or issubclass(raised.value.python_type(), error_types):
+            error_types = (TypeError, ValueError) if isinstance(original, type) else callee_errors
+            by_capture = getattr(raised.value, "stated_in", None) is not None
+            if by_capture or issubclass(raised.value.python_type(), error_types):
                 raise Break("builtin-error", f"an error of {name}") from None
             raise
         if isinstance(result, GeneratorValue) and isinstance(owner, type):
@@ -167,7 +167,9 @@ def _getter(factory: Any, version: Any) -> None:
 
 for _module in (heapq, bisect, operator, functools, collections):
     _versions = without_c(_module.__name__)
-    for _name in {name for home, names in _IN_LIBRARY if home is _module for name in names}:
+    for _name in {
+        name for owner_name, names in _IN_LIBRARY if owner_name is _module for name in names
+    }:
         polyfill(getattr(_module, _name), _versions[_name])
     for _name in _GETTERS.get(_module, ()):
         _getter(getattr(_module, _name), _versions[_name])

@@ -80,7 +80,7 @@ def _clear_frames(tx: Tracer, where: Value) -> None:
 
 
 @rule_of_each(inspect.signature, inspect.getfullargspec)
-def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
+def _signature(signature_function: Any, tx: Tracer, of: Value, **options: Value) -> Value:
     """Guard the attributes that the signature depends on, except those of libraries."""
     function = of.function if isinstance(of, BoundMethod) else of
     if function in tx.effects.changed:
@@ -95,13 +95,13 @@ def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
         if source is None or isinstance(source, ConstSource):
             source = ProgramSource(WeakIdentity(obj))
         tx.guard_same(_is_made_of, source, _made_of(obj))
-    return fold(tx, asked, [of], options)
+    return fold(tx, signature_function, [of], options)
 
 
 def _made_of(function: types.FunctionType) -> list[object]:
     """Return the objects that the signature of a function, and of its wrapped one, depends on."""
-    held = (function.__kwdefaults__, function.__annotations__, function.__dict__)
-    pairs = [obj for variables in held for pair in (variables or {}).items() for obj in pair]
+    tables = (function.__kwdefaults__, function.__annotations__, function.__dict__)
+    pairs = [obj for variables in tables for pair in (variables or {}).items() for obj in pair]
     wrapped = function.__dict__.get("__wrapped__")
     inner = _made_of(wrapped) if isinstance(wrapped, types.FunctionType) else []
     return [function.__code__, *(function.__defaults__ or ()), *pairs, *inner]

@@ -97,8 +97,8 @@ def _tensor_text(tx: Tracer, value: Value, function: Function) -> str:
 def _real_text(tx: Tracer, value: Any, function: Function) -> str:
     """The text of a real container of proxies, whose texts are those of the items."""
     name = _method(value.python_type(), function)
-    own = isinstance(getattr(value.python_type(), name), types.FunctionType)
-    if isinstance(value, NamedTupleValue) and own:
+    overridden = isinstance(getattr(value.python_type(), name), types.FunctionType)
+    if isinstance(value, NamedTupleValue) and overridden:
         return str(value.tp_getattro(tx, name).tp_call(tx, [], {}).as_constant())
     if isinstance(value, SizeValue):
         return _plain_text(tx, value, function)
@@ -132,9 +132,9 @@ def _own_text(tx: Tracer, value: Any, function: Function) -> Value | None:
 
 
 def _object_text(tx: Tracer, value: Any, function: Function) -> str:
-    own = _own_text(tx, value, function)
-    if own is not None:
-        return str(own.as_constant())
+    own_text = _own_text(tx, value, function)
+    if own_text is not None:
+        return str(own_text.as_constant())
     if value.base is not None and getattr(value.cls, _method(value.cls, function)) in _NAMELESS:
         return text_of(tx, value.base, function)
     raise Break("string-conversion", f"the text of a {value.describe()}, which may hold an address")
@@ -212,13 +212,13 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
         head = [self, constant(len(args)), constant(tuple(kwargs))]
         return _with_holes(tx, _filled, head, [*args, *kwargs.values()], "!" not in text)
     real = [shown(tx, arg) for arg in args]
-    words = {name: shown(tx, value) for name, value in kwargs.items()}
-    pairs = zip((*args, *kwargs.values()), (*real, *words.values()), strict=True)
+    keywords = {name: shown(tx, value) for name, value in kwargs.items()}
+    pairs = zip((*args, *kwargs.values()), (*real, *keywords.values()), strict=True)
     if _PARTS.search(text) and any(
         type(shown_arg) is not arg.python_type() for arg, shown_arg in pairs
     ):
         raise Break("string-conversion", "a format with attributes or items in its fields")
-    return constant(real_call(tx, text.format, *real, **words))
+    return constant(real_call(tx, text.format, *real, **keywords))
 
 
 _PARTS = re.compile(r"{[^{}:!]*[.\[]")

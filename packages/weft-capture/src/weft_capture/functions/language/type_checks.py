@@ -22,22 +22,22 @@ from weft_capture.tensors.tensor import TensorValue
 
 @rule(isinstance)
 def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
-    wanted = _classes(tx, classes)
-    if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), wanted):
+    targets = _classes(tx, classes)
+    if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), targets):
         value = value.target(tx)  # whose `__class__` it shows
     cls = value.python_type()
     if isinstance(value, Constant):
-        return constant(real_call(tx, isinstance, value.value, wanted))
-    result = any(_has_class(tx, value, cls, candidate) for candidate in wanted)
+        return constant(real_call(tx, isinstance, value.value, targets))
+    result = any(_has_class(tx, value, cls, candidate) for candidate in targets)
     if not result and isinstance(value, UserObject | TensorValue) and issubclass(cls, torch.Tensor):
         for marked, name in _MARKS.items():
-            mark = value.own_attribute(tx, name) if marked in wanted else None
+            mark = value.own_attribute(tx, name) if marked in targets else None
             if mark is not None and mark.nb_bool(tx):
                 return TRUE
     if not result and isinstance(value, UserObject) and cls is torch.TypedStorage:
-        if any(type(candidate) is type(torch.FloatStorage) for candidate in wanted):
+        if any(type(candidate) is type(torch.FloatStorage) for candidate in targets):
             raise Break("unsupported-tensor", "the dtype of a storage")
-    typed = tuple(candidate for candidate in wanted if type(candidate) is _TYPED)
+    typed = tuple(candidate for candidate in targets if type(candidate) is _TYPED)
     if typed and not result and issubclass(cls, torch.Tensor):
         plain = value.base if isinstance(value, UserObject) else value
         if not isinstance(plain, TensorValue):
@@ -46,13 +46,13 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     return constant(result)
 
 
-def _has_class(tx: Tracer, value: Value, cls: type, wanted: type) -> bool:
-    if isinstance(wanted, abc.ABCMeta) and cls is not wanted:  # which asks for `__class__` first
-        return _claims(tx, value, wanted) or _subclass(tx, cls, (wanted,))
-    return _subclass(tx, cls, (wanted,)) or _claims(tx, value, wanted)
+def _has_class(tx: Tracer, value: Value, cls: type, target: type) -> bool:
+    if isinstance(target, abc.ABCMeta) and cls is not target:  # which asks for `__class__` first
+        return _claims(tx, value, target) or _subclass(tx, cls, (target,))
+    return _subclass(tx, cls, (target,)) or _claims(tx, value, target)
 
 
-def _claims(tx: Tracer, value: Value, wanted: type) -> bool:
+def _claims(tx: Tracer, value: Value, target: type) -> bool:
     """Say whether an object's `__class__` is this class, where the program overrides it."""
     if isinstance(value, ExceptionValue):
         value.refuse("__getattribute__")
@@ -63,7 +63,7 @@ def _claims(tx: Tracer, value: Value, wanted: type) -> bool:
     if plain and not value.has_special("__getattribute__"):
         return False
     claimed = value.tp_getattro(tx, "__class__").as_constant()
-    return isinstance(claimed, type) and _subclass(tx, claimed, (wanted,))
+    return isinstance(claimed, type) and _subclass(tx, claimed, (target,))
 
 
 _TYPED: type = type(torch.FloatTensor)
@@ -106,8 +106,8 @@ _LOOKING = ("ast", "collections.abc")
 """Modules whose metaclasses inspect the instance, or warn."""
 
 
-def _subclass(tx: Tracer, cls: type, wanted: tuple[type, ...]) -> bool:
-    for candidate in wanted:
+def _subclass(tx: Tracer, cls: type, targets: tuple[type, ...]) -> bool:
+    for candidate in targets:
         result: bool = real_call(tx, issubclass, cls, candidate)
         if isinstance(candidate, abc.ABCMeta) and not is_fixed(cls):  # it may be registered later
             pair = (ProgramSource(WeakIdentity(cls)), ProgramSource(WeakIdentity(candidate)))
@@ -117,15 +117,15 @@ def _subclass(tx: Tracer, cls: type, wanted: tuple[type, ...]) -> bool:
     return False
 
 
-def converted(tx: Tracer, obj: UserObject, name: str, wanted: type = int) -> Value:
+def converted(tx: Tracer, obj: UserObject, name: str, result_class: type = int) -> Value:
     """Call a special method that returns a number.
 
     Raises:
         Break: when it returns an instance of another class, which warns or fails.
     """
     result = obj.call_method(tx, name, [], {})
-    if result.python_type() is not (int if name == "__index__" else wanted):
+    if result.python_type() is not (int if name == "__index__" else result_class):
         raise Break("builtin-error", f"{name} that gives a {result.python_type().__name__}")
-    if wanted is float and name == "__index__":
+    if result_class is float and name == "__index__":
         return tx.const_object(float).tp_call(tx, [result], {})
     return result

@@ -193,7 +193,7 @@ def _gradients(
 
 def _accumulate(tx: Tracer, leaf: TensorValue, old: Value, grad: TensorValue, shared: bool) -> None:
     """Accumulate a gradient as the engine does; one with `shared` memory is copied."""
-    wanted, incoming = leaf.fake, grad.fake
+    target, incoming = leaf.fake, grad.fake
     if old is not NONE:
         assert isinstance(old, TensorValue)
         alike = (old.fake.shape, old.fake.dtype) == (incoming.shape, incoming.dtype)
@@ -201,15 +201,15 @@ def _accumulate(tx: Tracer, leaf: TensorValue, old: Value, grad: TensorValue, sh
             raise _refused("where .grad is not what the engine would have put there")
         old.call_method(tx, "add_", [grad], {})
         return
-    is_dense = torch.empty_like(wanted).stride() == wanted.stride()
-    strides = tuple((wanted if is_dense else incoming.new_empty(incoming.shape)).stride())
+    is_dense = torch.empty_like(target).stride() == target.stride()
+    strides = tuple((target if is_dense else incoming.new_empty(incoming.shape)).stride())
     pairs = zip(incoming.shape, incoming.stride(), strides, strict=True)
     if any(n != 1 and a != b for n, a, b in pairs) or shared:
         options: Kwargs = {"dtype": constant(incoming.dtype), "device": constant(incoming.device)}
         if not is_dense:
             options["memory_format"] = constant(torch.contiguous_format)
-        like = leaf if is_dense else grad
-        laid_out = tx.graph.emit("call_function", torch.empty_like, [like], options)
+        template = leaf if is_dense else grad
+        laid_out = tx.graph.emit("call_function", torch.empty_like, [template], options)
         leaf.store(tx, "grad", laid_out.call_method(tx, "copy_", [grad], {}))
     else:
         leaf.store(tx, "grad", grad)

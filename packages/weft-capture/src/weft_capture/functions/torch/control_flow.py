@@ -95,9 +95,9 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
             ):
                 raise Break("higher-order-op", f"{leaf.describe()} as a result of {name}")
             if isinstance(leaf, TensorValue):
-                others = [v for v in graph.tensors() if id(v) not in inside or v.source]
-                others += leaves[:index]
-                if any(_shares(leaf, other) for other in others):
+                existing = [v for v in graph.tensors() if id(v) not in inside or v.source]
+                existing += leaves[:index]
+                if any(_shares(leaf, other) for other in existing):
                     leaves[index] = leaf.call_method(tx, "clone", [], {})
     if versions != [version_of(value.fake) for value in old] or graph.writes() != written:
         raise Break("higher-order-op", f"{name} writes to a tensor from outside")
@@ -152,11 +152,13 @@ def _cond(
         return (true_fn if pred.nb_bool(tx) else false_fn).tp_call(tx, args, {})
     if pred.fake.numel() != 1 or pred.fake.dtype is not torch.bool:
         raise Break("higher-order-op", "torch.cond with a predicate that is not a single bool")
-    taken = _run(tx, "the true branch of torch.cond", true_fn, args)
+    true_branch = _run(tx, "the true branch of torch.cond", true_fn, args)
     other = _run(tx, "the false branch of torch.cond", false_fn, args)
-    other.check_like(taken.leaves, taken.spec)
-    tensors = _emit(tx, control_ops.cond, [pred], [], [taken, other]) if taken.outputs else []
-    return _rebuilt(tx, taken, tensors)
+    other.check_like(true_branch.leaves, true_branch.spec)
+    tensors = (
+        _emit(tx, control_ops.cond, [pred], [], [true_branch, other]) if true_branch.outputs else []
+    )
+    return _rebuilt(tx, true_branch, tensors)
 
 
 @rule("torch._higher_order_ops.while_loop.while_loop")
@@ -164,26 +166,28 @@ def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Valu
     """The body works on copies: a loop without iterations returns its initial values."""
     values: list[Any] = [tx.force(value) for value in carried_inputs.unpack(tx)]
     while True:  # conditions that are known unroll the loop
-        going_on = cond_fn.tp_call(tx, values, {})
-        if isinstance(going_on, TensorValue):
+        condition = cond_fn.tp_call(tx, values, {})
+        if isinstance(condition, TensorValue):
             break
-        if not going_on.nb_bool(tx):
+        if not condition.nb_bool(tx):
             return TupleValue(values)
         values = body_fn.tp_call(tx, values, {}).unpack(tx)
     leaves, spec = pytree.tree_flatten(real_tree(tx, TupleValue(values), None))
     if not all(isinstance(leaf, TensorValue) for leaf in leaves):
         raise Break("higher-order-op", "torch.while_loop over numbers, on a tensor's condition")
-    if going_on.fake.numel() != 1 or going_on.fake.dtype is not torch.bool:
+    if condition.fake.numel() != 1 or condition.fake.dtype is not torch.bool:
         raise Break(
             "higher-order-op", "torch.while_loop with a condition that is not a single bool"
         )
     leaves = [leaf.call_method(tx, "clone", [], {}) for leaf in leaves]
     args = [tree_value(tx, tree) for tree in pytree.tree_unflatten(leaves, spec)]
-    asked = _run(tx, "the condition of torch.while_loop", cond_fn, args)
+    condition_branch = _run(tx, "the condition of torch.while_loop", cond_fn, args)
     body = _run(tx, "the body of torch.while_loop", body_fn, args)
     body.check_like(leaves, spec)
     carried = [leaf.node for leaf in leaves]
-    return _rebuilt(tx, body, _emit(tx, control_ops.while_loop, [], carried, [asked, body]))
+    return _rebuilt(
+        tx, body, _emit(tx, control_ops.while_loop, [], carried, [condition_branch, body])
+    )
 
 
 # ---- operators over the rows of tensors: torch's own Python around them, and their meaning here

@@ -69,17 +69,17 @@ def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> None:
 
 @method(TensorValue, "requires_grad_", "set:requires_grad")
 def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -> Value:
-    wanted = requires_grad.nb_bool(tx)
-    if wanted is self.fake.requires_grad:
+    flag = requires_grad.nb_bool(tx)
+    if flag is self.fake.requires_grad:
         return self
     if self.source is not None:
-        _change_leaf(tx, self, wanted)
+        _change_leaf(tx, self, flag)
         return self
     tx.graph.made_at[self.node] = tx.steps.now  # as a leaf
-    return tx.graph.emit("call_method", "requires_grad_", [self, constant(wanted)], {})
+    return tx.graph.emit("call_method", "requires_grad_", [self, constant(flag)], {})
 
 
-def _change_leaf(tx: Tracer, leaf: TensorValue, wanted: bool) -> None:
+def _change_leaf(tx: Tracer, leaf: TensorValue, flag: bool) -> None:
     """Change `requires_grad` of an input leaf.
 
     The graph gets it as a leaf that requires grad if it ever did. Operations before that, or after
@@ -91,20 +91,20 @@ def _change_leaf(tx: Tracer, leaf: TensorValue, wanted: bool) -> None:
     if entry is None or not plain or leaf.fake.is_inference() or not _is_leaf(tx, leaf):
         raise Break("autograd-state", "changing requires_grad of an existing tensor")
     tx.process_bound = "requires_grad that the program changes"
-    if leaf.node.users and not wanted:
+    if leaf.node.users and not flag:
         tx.graph.replace(leaf, tx.graph.emit("call_method", "detach", [leaf], {}))
         leaf.store(tx, "requires_grad", FALSE)
         return
-    tx.calls.add(torch.Tensor.requires_grad_, leaf, constant(wanted), early=True)
+    tx.calls.add(torch.Tensor.requires_grad_, leaf, constant(flag), early=True)
     if leaf.node.users:
         tx.graph.detach_users(leaf)
     try:
-        leaf.fake.requires_grad_(wanted)
+        leaf.fake.requires_grad_(flag)
     except RuntimeError as error:
         raise Break("operator-error", str(error)[:200]) from None
-    tx.journal.on_rollback(lambda: leaf.fake.requires_grad_(not wanted))
+    tx.journal.on_rollback(lambda: leaf.fake.requires_grad_(not flag))
     tx.journal.on_rollback(functools.partial(setattr, entry, "requires_grad", entry.requires_grad))
-    entry.requires_grad = wanted
+    entry.requires_grad = flag
     check_views(tx.graph.inputs)
 
 
@@ -170,11 +170,11 @@ def _gradients(
 
 def _begins_here(tx: Tracer, entry: GraphInput) -> None:
     """Check that no history and no hooks from outside take part in the graph's backward."""
-    twin, real = entry.node_example, entry.example
-    if not isinstance(twin, torch.Tensor) or not twin.requires_grad:
+    fake, real = entry.node_example, entry.example
+    if not isinstance(fake, torch.Tensor) or not fake.requires_grad:
         return
     assert isinstance(real, torch.Tensor)
-    if not twin.is_leaf or real._backward_hooks is not None:
+    if not fake.is_leaf or real._backward_hooks is not None:
         raise Break("inner-backward", "torch.autograd.grad through the history of an input")
     tx.guard(AttrSource(entry.source, "is_leaf"), "CONST", True)
     tx.guard(AttrSource(entry.source, "_backward_hooks"), "NONE", None)

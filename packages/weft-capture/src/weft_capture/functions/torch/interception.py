@@ -87,9 +87,9 @@ class OverridingTensor(UserObject):
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         mro_entry = attributes.lookup(self.cls, name)
-        own = self.has_special("__getattribute__")
+        custom = self.has_special("__getattribute__")
         if (
-            own
+            custom
             or name not in READERS
             or mro_entry is None
             or mro_entry[0] is not torch._C.TensorBase
@@ -269,12 +269,12 @@ class Overrides(MutableValue):
     ) -> Value:  # fmt: skip
         """Evaluate a function with plain tensors instead of those with handlers."""
         arguments = [_plain(self.tx, arg) for arg in args]
-        words = {name: _plain(self.tx, value) for name, value in kwargs.items()}
+        keywords = {name: _plain(self.tx, value) for name, value in kwargs.items()}
         changed = [arg for arg in args if not any(arg is other for other in arguments)]
         name = getattr(function, "__name__", "")
-        if (changed and name in _OF_THE_OBJECT) or words.get("out") is not kwargs.get("out"):
+        if (changed and name in _OF_THE_OBJECT) or keywords.get("out") is not kwargs.get("out"):
             raise Break("torch-function", f"{name} on the object of a tensor subclass")
-        result = plainly(arguments, words)
+        result = plainly(arguments, keywords)
         return (isinstance(result, TensorValue) and result.owner) or result
 
     def dispatch(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value | None:
@@ -299,15 +299,15 @@ class Overrides(MutableValue):
             return by_id[id(obj)][1] if id(obj) in by_id else tx.literal(obj)
 
         trees = [real_tree(tx, arg, None) for arg in args]
-        named = {name: real_tree(tx, arg, None) for name, arg in kwargs.items()}
+        keyword_trees = {name: real_tree(tx, arg, None) for name, arg in kwargs.items()}
         classes_off = (
             torch._C.DisableTorchFunctionSubclass if self.level else contextlib.nullcontext
         )
         with unset_fake_temporarily(), classes_off():
-            arguments, words = pytree.tree_map(stand_in, (trees, named))
+            arguments, keywords = pytree.tree_map(stand_in, (trees, keyword_trees))
             try:
                 with listener:
-                    result = function(*arguments, **words)
+                    result = function(*arguments, **keywords)
             except Exception as error:
                 raise Break("operator-error", str(error)[:300]) from None
         if not listener.calls:

@@ -58,18 +58,18 @@ def _handle(
 ) -> Value:
     arguments = [tx.force(arg) for arg in relevant_args.unpack(tx)]
     owners = overrides._get_overloaded_args(arguments, lambda value: value.python_type())
-    words = DictValue([(constant(name), value) for name, value in kwargs.items()])
+    keywords = DictValue([(constant(name), value) for name, value in kwargs.items()])
     classes = [owner.python_type() for owner in owners]
-    return tx.overrides.ask(public_api, classes, [tx.tuple_of(args), words])
+    return tx.overrides.ask(public_api, classes, [tx.tuple_of(args), keywords])
 
 
 @rule(torch._C._disabled_torch_function_impl)
 def _disabled(tx: Tracer, func: Value, types: Value, args: Value, kwargs: Value = NONE) -> Value:
     before, stack = tx.overrides.level, tx.overrides.stack
-    words = {} if kwargs is NONE else tx.keyword_arguments(kwargs)
+    keywords = {} if kwargs is NONE else tx.keyword_arguments(kwargs)
     tx.overrides.open(max(1, before), stack)
     try:
-        return func.tp_call(tx, args.unpack(tx), words)
+        return func.tp_call(tx, args.unpack(tx), keywords)
     finally:
         tx.overrides.close(before, stack)
 
@@ -134,9 +134,9 @@ def _handle_on_device(
     tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs
 ) -> Value:
     mode, func, _, arguments, *rest = args
-    words = tx.keyword_arguments(rest[0]) if rest and rest[0] is not NONE else {}
-    words = on_device(tx, mode, getattr(func, "obj", None), words)
-    return func.tp_call(tx, arguments.unpack(tx), words)
+    keywords = tx.keyword_arguments(rest[0]) if rest and rest[0] is not NONE else {}
+    keywords = on_device(tx, mode, getattr(func, "obj", None), keywords)
+    return func.tp_call(tx, arguments.unpack(tx), keywords)
 
 
 code_rule(DeviceContext.__torch_function__.__code__)(_handle_on_device)

@@ -29,10 +29,10 @@ def real_tree(tx: Tracer, value: Value, stop: Stop | None) -> Any:
     if stop is not None and stop(value):
         return value
     cls = value.python_type()
-    named = isinstance(value, NamedTupleValue) and hasattr(cls, "_make")
+    is_namedtuple = isinstance(value, NamedTupleValue) and hasattr(cls, "_make")
     if isinstance(value, DictValue) and cls in pytree.SUPPORTED_NODES:
         return value.build(lambda item: real_tree(tx, item, stop), lambda key: key.as_constant())
-    if isinstance(value, Container) and (named or cls in pytree.SUPPORTED_NODES):
+    if isinstance(value, Container) and (is_namedtuple or cls in pytree.SUPPORTED_NODES):
         return value.build(lambda item: real_tree(tx, item, stop))
     if isinstance(value, UserObject) and value.cls in pytree.SUPPORTED_NODES:
         raise Break("unsupported-arguments", f"a {value.cls.__name__} in a pytree")
@@ -65,8 +65,8 @@ def _through(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
     real = [_argument(tx, arg, leaf) for arg in args]
     if function is pytree.tree_map:
         real[0] = lambda *leaves: args[0].tp_call(tx, [tree_value(tx, item) for item in leaves], {})
-    named = {key: _argument(tx, arg, leaf) for key, arg in kwargs.items()}
-    return tree_value(tx, real_call(tx, function, *real, **named))
+    keywords = {key: _argument(tx, arg, leaf) for key, arg in kwargs.items()}
+    return tree_value(tx, real_call(tx, function, *real, **keywords))
 
 
 def _argument(tx: Tracer, value: Value, leaf: Stop | None) -> Any:

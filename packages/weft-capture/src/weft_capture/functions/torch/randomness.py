@@ -41,15 +41,15 @@ def draw(
 ) -> Value:
     """Call a method of a generator of class `fresh` with constant arguments."""
     real = tuple(arg.data(tx) for arg in args)
-    words = {key: value.data(tx) for key, value in kwargs.items()}
+    keywords = {key: value.data(tx) for key, value in kwargs.items()}
     if name in ("choice", "choices", "sample", "shuffle"):
-        for items in (*real, *words.values()):
+        for items in (*real, *keywords.values()):
             item_types = {type(item) for item in items} if not isinstance(items, _KNOWN) else set()
             if len(item_types) > 1 or not item_types.issubset(_ITEMS):
                 raise Break("random-state", "a random choice among mutable objects")
-    row = constant(name), tx.literal(real), tx.literal(words)
+    row = constant(name), tx.literal(real), tx.literal(keywords)
     try:
-        hint = _draw_now(fresh(0), name, real, words)
+        hint = _draw_now(fresh(0), name, real, keywords)
     except Exception as error:
         raise Break("random-state", f"random.{name}: {error}") from None
     if fresh is not random.Random and type(hint) not in (int, float, type(None)):

@@ -117,8 +117,8 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
     scalar = self.call_method(tx, "reshape", [tx.tuple_of([])], {}) if self.fake.dim() else self
     if self.fake.dtype is torch.float64:  # no copy is made below, and the tensor may change
         scalar = scalar.call_method(tx, "clone", [], {})
-    own = tx.frame is not None and tx.frame.function.globals.get("__name__") in _COUNTERS
-    return symbolic_scalars.computed(tx, scalar, before_graph(tx, self) if own else None)
+    is_counter = tx.frame is not None and tx.frame.function.globals.get("__name__") in _COUNTERS
+    return symbolic_scalars.computed(tx, scalar, before_graph(tx, self) if is_counter else None)
 
 
 @method(TensorValue, "__int__")
@@ -253,7 +253,9 @@ def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
     masks = isinstance(key, TensorValue) and key.fake.dtype is torch.bool and key.fake.dim() == 1
     mask = numbers(key, fix=True) if masks else None
     if mask and len(mask) == self.fake.shape[0] and any(mask):
-        key = tx.builtin(torch.tensor, tx.literal([i for i, taken in enumerate(mask) if taken]))
+        key = tx.builtin(
+            torch.tensor, tx.literal([i for i, selected in enumerate(mask) if selected])
+        )
     tensor, rest = _selected(tx, self, key)
     return tx.graph.emit("call_function", operator.getitem, [tensor, rest], {})
 

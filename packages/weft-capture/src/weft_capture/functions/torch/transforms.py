@@ -143,11 +143,11 @@ graph(forward_ad.make_dual)
 
 @rule(forward_ad.unpack_dual)
 def _unpack_dual(tx: Tracer, tensor: Value, *, level: Value = NONE) -> Value:
-    named: Any = forward_ad.UnpackedDualTensor
+    dual_class: Any = forward_ad.UnpackedDualTensor
     args = [tensor] if level is NONE else [tensor, level]
     target: Callable[..., Any] = _unpack
     primal_and_tangent = tx.graph.emit("call_function", target, args, {}).unpack(tx)
-    return tx.const_object(named).tp_call(tx, primal_and_tangent, {})
+    return tx.const_object(dual_class).tp_call(tx, primal_and_tangent, {})
 
 
 def _unpack(tensor: torch.Tensor, level: int | None = None) -> tuple[Any, Any]:
