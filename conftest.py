@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import warnings
+from collections import Counter
 
 import pytest
 
@@ -20,6 +21,18 @@ class _AsWarnings(logging.Handler):
         text = record.getMessage()
         if not text.startswith("a graph runs without being compiled"):  # what many tests are about
             warnings.warn(text, stacklevel=2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test that is marked `sampled`, all cases but every tenth are slow."""
+    cases = Counter()
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            name = item.nodeid.partition("[")[0]
+            if cases[name] % 10:
+                item.add_marker(pytest.mark.slow)
+            cases[name] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -78,6 +78,7 @@ def agrees(function, array):
     return True
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", numpy._FUNCTIONS.split())
 def test_functions(name):
     function = operator.attrgetter(name)(np)
@@ -86,6 +87,7 @@ def test_functions(name):
     assert True in outcomes or name in OTHER_ARGUMENTS
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(numpy._KNOWN_METHODS))
 def test_methods(name):
     given = ((), (0,), (2,), (-1.5,), (True,), ("float32",), (A[0],))
@@ -160,6 +162,7 @@ def imported_inside(x):
     return torch.from_numpy(module.add(x.numpy(), 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function", [operators, indexing, shapes, writes, copies, iteration, scalars, through_a_layer]
 )

@@ -78,6 +78,7 @@ PROGRAMS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 def test_flex_attention_in_one_graph(function):

@@ -118,6 +118,7 @@ def state(result, net):
     return values, needs, layouts, list(net.state_dict().values()), grads
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("step", STEPS, ids=lambda f: f.__name__)
 def test_a_training_step_is_one_graph(step, optimizer):
@@ -236,6 +237,7 @@ def same_after(functions, nets):
             torch.testing.assert_close(one.grad.to_dense(), other.grad.to_dense())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("function", BREAKS, ids=lambda f: f.__name__)
 def test_breaks_cleanly(function):
@@ -288,6 +290,7 @@ def no_gradient(net, keep):
     net.first.weight.grad = None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:grad and param")
 @pytest.mark.parametrize("call", [0, 1, 2])
 @pytest.mark.parametrize(
@@ -336,6 +339,7 @@ def test_an_exception_after_it_leaves_the_gradients():
     torch.testing.assert_close(net.turned.grad, other.turned.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("laid_out", [
     lambda x: x, lambda x: x.t().contiguous().t(), lambda x: x[:1].expand(x.shape),
     lambda x: x.repeat(2, 2)[::2, ::2],

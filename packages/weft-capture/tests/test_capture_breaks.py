@@ -221,6 +221,7 @@ BREAKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", BREAKS, ids=lambda case: case[0].__name__)
 def test_break_gives_eager_results(case):
     state = check(*case, fullgraph=False)

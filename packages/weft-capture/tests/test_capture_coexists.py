@@ -47,6 +47,7 @@ def branches(x, flag):
 # ---- threads and processes
 
 
+@pytest.mark.slow
 def test_eight_threads_with_mixed_shapes_and_resets():
     net, barrier = Net(), threading.Barrier(8)
     with settings.patch(recompile_limit=64):
@@ -121,6 +122,7 @@ def test_fork_after_compiling_while_another_thread_compiles():
 # ---- memory
 
 
+@pytest.mark.slow
 def test_a_dropped_module_frees_everything():
     seen = []
 
@@ -142,6 +144,7 @@ def test_a_dropped_module_frees_everything():
     assert [reference() for reference in seen] == [None] * 18
 
 
+@pytest.mark.slow
 def test_entries_of_modules_that_died_are_evicted():
     def call(net, x):
         return net(x) * 2
@@ -334,6 +337,7 @@ def test_a_debugger_that_the_program_calls_goes_on_line_by_line():
     assert "not_compiled()" in shown[0][1]
 
 
+@pytest.mark.slow
 def test_results_that_tracers_have_seen_can_be_looked_at():
     compiled, seen, x = weft_capture.capture(with_a_callback, eager_backend), [], torch.ones(2)
 
@@ -449,6 +453,7 @@ def test_monitoring_sees_what_is_not_compiled():
     assert "<lambda>" in seen
 
 
+@pytest.mark.slow
 def test_torch_compile_inside_a_captured_frame_keeps_its_frames():
     """torch's hook is put over this one; neither captures the other, nor do they go in circles."""
     code = """if True:
@@ -476,6 +481,7 @@ def test_torch_compile_inside_a_captured_frame_keeps_its_frames():
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_modules_and_optimizers_once_dynamo_is_loaded():
     """Dynamo wraps `Module.__init__` and `_init_group`, which cannot be undone in a process."""
     code = """if True:

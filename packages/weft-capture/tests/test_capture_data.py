@@ -123,6 +123,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_one_graph_for_every_value(function):
     calls = CASES[function]
@@ -247,6 +248,7 @@ def kept_over_a_break(n, x):
     return torch.zeros(k) + 1, y * k
 
 
+@pytest.mark.slow
 def test_numbers_are_kept_over_a_break():
     optimised, state = optimise(kept_over_a_break)
     for number in (2, 3, 1):

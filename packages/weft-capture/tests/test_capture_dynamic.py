@@ -249,6 +249,7 @@ def test_with_dynamic_true_attributes_are_constants_until_they_change():
     assert compiled(torch.ones(6)).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_position_that_moves_stays_symbolic_in_every_kind_of_index():
     def store(cache, at, rows):
         cache[:, at] = 1
@@ -290,6 +291,7 @@ def test_equal_sizes_share_a_symbol_until_a_call_where_they_differ():
     assert sizes == [2, 3]
 
 
+@pytest.mark.slow
 def test_what_only_grows_or_varies_in_python_needs_no_graphs():
     def step(q, sizes, rate, log, count, last, tables, rates):
         log.append(q.sum())
@@ -313,6 +315,7 @@ def test_what_only_grows_or_varies_in_python_needs_no_graphs():
     assert len(state.graphs) <= 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict, lambda d: defaultdict(int, d)])
 @pytest.mark.parametrize(
     "steps", ["n= m= n", "n m= n", "m= len", "n= m= n=", "n 3= n", "3in 3", "3= n= 3", "n= mpop n",

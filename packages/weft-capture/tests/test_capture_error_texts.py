@@ -352,6 +352,7 @@ def agree(expression, **names):
     assert theirs == ours
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @pytest.mark.parametrize("expression", REFUSED.split("\n")[1:-1])
 def test_texts_of_errors(expression):
@@ -361,6 +362,7 @@ def test_texts_of_errors(expression):
 RESULTS = {"none": None, "text": "five", "list": [5], "refusal": NotImplemented}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("expression", OF_A_CLASS.split("\n")[1:-1])
 def test_texts_of_errors_of_special_methods(expression, result):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [(Counts, Counts), (Counts, Shifts), (Shifts, Counts)])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_under_modes(program, kinds):

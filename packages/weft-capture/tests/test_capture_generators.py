@@ -108,6 +108,7 @@ def program(function, before, way, x):
     return seen, log, x + 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", ["next", "send", "throw", "throw value", "close"])
 @pytest.mark.parametrize("function", GENERATORS, ids=lambda function: function.__name__)
 def test_a_started_generator_goes_on_behind_a_break(function, way):
@@ -133,6 +134,7 @@ def dropped(function, before, x):
     return log, len(x + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", GENERATORS, ids=lambda function: function.__name__)
 def test_a_dropped_generator_runs_its_handlers(function):
     for before in range(4):

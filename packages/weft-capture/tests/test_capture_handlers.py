@@ -169,6 +169,7 @@ def outcome(function):
     return result, repr(log), torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_break_inside(program):
     expected = outcome(program)
@@ -177,6 +178,7 @@ def test_break_inside(program):
     assert outcome(optimised) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_break_forced_at_every_instruction(program, monkeypatch):
     expected = outcome(program)

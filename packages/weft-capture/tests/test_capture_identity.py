@@ -31,6 +31,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_objects_that_are_one_in_some_calls(kind, question):
@@ -65,6 +66,7 @@ ASKED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("kind", [*OBJECTS, "exception"])
 def test_objects_that_containers_from_outside_hold(kind, holder):

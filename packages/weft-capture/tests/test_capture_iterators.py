@@ -61,6 +61,7 @@ LAZY = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("lazy", LAZY, ids=range(len(LAZY)))
 def test_iter_is_asked_once(lazy, breaks):
@@ -120,6 +121,7 @@ def with_ctypes(x):
 LIBRARY = ctypes.CDLL(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [set_on_named, storages, extended_by_itself, with_ctypes])
 def test_odd_classes(function):
     args = [X, Pair(X, 1)][: function.__code__.co_argcount]
@@ -139,6 +141,7 @@ CONTEXTS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("where", ["on", "below", "inside", "in_cell"])
 @pytest.mark.parametrize("context", CONTEXTS, ids=range(len(CONTEXTS)))
 def test_contexts_as_decorators(context, where):
@@ -172,6 +175,7 @@ OUTSIDE = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("make", OUTSIDE, ids=["list", "deque", "dict"])

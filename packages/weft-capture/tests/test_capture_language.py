@@ -344,6 +344,7 @@ ONE_GRAPH = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", ONE_GRAPH, ids=lambda case: case[0].__name__)
 def test_captured_whole(case):
     state = check(*case)

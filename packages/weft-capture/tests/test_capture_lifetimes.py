@@ -81,6 +81,7 @@ def test_the_frame_of_an_exception_stands_where_it_ended():
         assert shown[0]
 
 
+@pytest.mark.slow
 def test_a_function_that_was_captured_is_let_go():
     def function(x):
         held = Held()
@@ -265,6 +266,7 @@ def test_who_watches_an_object_hears_when_a_variable_lets_go_of_it():
         assert captured(X, weakref.WeakValueDictionary()) == expected
 
 
+@pytest.mark.slow
 def test_a_weak_container_made_here_forgets_what_only_the_frame_held():
     def function(x):
         made, kept = Held(), Held()
@@ -385,6 +387,7 @@ def left_in_a_handler(x, log):
 LEAVING = [left_at_once, left_after_a_break, left_by_a_callee, also_a_variable, left_in_a_handler]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", LEAVING)
 def test_a_generator_that_a_loop_leaves_ends_there(function):
     theirs, ours = [], []
@@ -398,6 +401,7 @@ def test_a_generator_that_a_loop_leaves_ends_there(function):
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", LEAVING)
 def test_a_capture_leaves_no_frame_to_the_collector(function):
     gc.collect()

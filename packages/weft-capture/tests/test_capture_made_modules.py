@@ -143,6 +143,7 @@ def check(function, *args, fullgraph=True):
     return captured._weft_capture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", WHOLE)
 def test_captured_whole(function):
     assert len(check(function, X).graphs) == 1
@@ -155,6 +156,7 @@ def test_what_leaves_the_graph_is_made_for_real(function):
     check(function, X, fullgraph=False)
 
 
+@pytest.mark.slow
 def test_state_dicts_of_modules_from_outside():
     def saves(net, x):
         state = net.state_dict()

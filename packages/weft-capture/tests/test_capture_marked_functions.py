@@ -79,6 +79,7 @@ INNER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("name", INNER)
 def test_what_torch_compiles_may_call_captured_functions(name, fullgraph):

@@ -127,6 +127,7 @@ BROKEN = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", WHOLE + BROKEN)
 def test_results_and_modes_are_eagers(function):
     captured = weft_capture.capture(function, eager_backend, fullgraph=function in WHOLE)
@@ -137,6 +138,7 @@ def test_results_and_modes_are_eagers(function):
     assert captured._weft_capture.graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [block, decorated, break_inside, with_other_modes])
 def test_calls_in_and_out_of_inference_mode(function):
     captured = weft_capture.capture(function, eager_backend)

@@ -164,6 +164,7 @@ def check_training(make, x):
     return optimised._weft_capture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_module_in_one_graph(name):
     state = check_training(*WHOLE[name])

@@ -357,6 +357,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_nested_break_gives_eager_results(program):
     state = check(program, X + 0.5, fullgraph=False)
@@ -518,6 +519,7 @@ FORCED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", FORCED, ids=lambda p: p.__name__)
 def test_all_is_taken_back_from_the_end_to_every_step(program, monkeypatch):
     """A break that is found out late gives eager's result, and nothing is executed again."""
@@ -549,6 +551,7 @@ def test_all_is_taken_back_from_the_end_to_every_step(program, monkeypatch):
     reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", FORCED, ids=lambda p: p.__name__)
 def test_break_forced_at_every_step(program, monkeypatch):
     """Wherever capture stops, in whichever frame, the result is eager's."""

@@ -15,6 +15,7 @@ import types
 import typing
 import weakref
 
+import pytest
 import torch
 import weft_capture as wc
 from capture_check import X, eager_backend
@@ -248,6 +249,7 @@ class Thing:
     pass
 
 
+@pytest.mark.slow
 def test_an_inlined_call_lets_go_of_its_arguments():
     def inner(thing):
         ref = weakref.ref(thing)

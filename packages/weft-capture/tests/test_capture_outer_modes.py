@@ -28,6 +28,7 @@ def check_under(kinds, optimised, function, *args):
     check_same(under(kinds, optimised, *copies[0]), under(kinds, function, *copies[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_under_outer_modes(program):
     optimised = whole(program)
@@ -121,6 +122,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("kinds", [[Counts], [Shifts], [Counts, Shifts]])
 @pytest.mark.parametrize("function", BROKEN)
@@ -286,6 +288,7 @@ def test_devices_are_part_of_one_graph(function):
     assert len(entries) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", WITH_DEVICES)
 def test_a_default_device_is_guarded(function):
     optimised, x = whole(function), torch.ones(3)

@@ -66,6 +66,7 @@ def operands(kind):
     return x, torch.ones(4) * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Tagged, Inherits])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_on_subclasses(program, kind):
@@ -321,6 +322,7 @@ def gives_gradients(x):
     return g
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Tagged, Inherits])
 @pytest.mark.parametrize("needs_gradients", [False, True])

@@ -221,6 +221,7 @@ def seen(function):
     return result, list(LOG)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_as_eager(program):
     def function(x):

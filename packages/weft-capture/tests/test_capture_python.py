@@ -163,6 +163,7 @@ def test_captured_without_break(function):
     assert not check(function, X).breaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", WITH_BREAKS, ids=lambda f: f.__name__)
 def test_breaks_agree_with_eager(function):
     assert check(function, X, fullgraph=False).breaks

@@ -187,6 +187,7 @@ def outcome(function):
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
 def test_as_eager(program):
     captured = weft_capture.capture(program, eager_backend)

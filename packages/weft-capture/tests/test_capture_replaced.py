@@ -111,6 +111,7 @@ def run(function):
     return str(result), list(SEEN)
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings(r"ignore:\[builtins\]")  # of capture itself, too
 @pytest.mark.parametrize(("program", "owner", "name", "value"), ROWS, ids=lambda one: str(one)[:9])
 def test_replaced(program, owner, name, value):
@@ -175,6 +176,7 @@ assert compiled(x).item() == 9
 """
 
 
+@pytest.mark.slow
 def test_replaced_subscripts():
     """In a process of its own: CPython keeps sq_item, and tensors are sequences from then on."""
     subprocess.run([sys.executable, "-c", ITEMS], check=True)

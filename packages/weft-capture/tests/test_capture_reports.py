@@ -182,6 +182,7 @@ def needs_its_place(x, y):
     return x + y, [error.__traceback__.tb_lineno for error in kept]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [caught, holds_itself, member_of_two, named_by_its_class, hashes_itself, needs_its_place],

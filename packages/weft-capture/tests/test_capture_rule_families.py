@@ -41,6 +41,7 @@ assert len(graphs) == 1
 FAMILIES = ("functions.torch.autograd_functions", "libraries.attention", "libraries.triton")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_that_fails_to_load_is_told_and_left_out(family):
     program = [sys.executable, "-c", PROGRAM.format(family=family)]

@@ -215,6 +215,7 @@ def agree(compiled, p, x):
     assert same(actual, expected) if isinstance(expected, torch.Tensor) else actual is expected
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_change_is_seen(name):
     p, x = program(), torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -231,6 +232,7 @@ def test_a_change_is_seen(name):
             undo()
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.sampled_from(sorted(set(MUTATIONS) - {"hook of all modules"})), max_size=6))
 def test_changes_in_any_order(names):

@@ -99,6 +99,7 @@ def outcome(function, *calls):
     return list(map(shown, results)), logs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [straight, loops, handles, managers])
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")  # what follows in a handler
 def test_coroutine_agrees_with_eager(function):
@@ -170,6 +171,7 @@ def test_pieces_are_found_again_and_the_object_is_a_coroutine_of_that_name():
         optimised(X, [])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")  # what follows in a handler
 def test_cancelled_coroutine_runs_finally_and_lets_go():
     async def slow(x, seen):
@@ -259,6 +261,7 @@ async def steps_through(function, steps, seen):
     return seen
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")  # what follows in a handler
 @pytest.mark.parametrize("steps", "wnnnnnn n3n3nn ncn cn 3 ntnn nnnt nsn nan nxn nnnnc".split())
 @pytest.mark.parametrize("function", [rows, follows, functools.partial(rows, pause=goes_on)])
@@ -271,6 +274,7 @@ def test_asynchronous_generator_agrees_with_eager(function, steps):
         assert [SEEN.pop() for _ in SEEN.copy()] == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_its_hook_does_not_close_is_let_go_of(compiled):
     async def rows(x, seen):

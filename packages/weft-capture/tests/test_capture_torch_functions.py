@@ -185,6 +185,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform_in_one_graph(name):

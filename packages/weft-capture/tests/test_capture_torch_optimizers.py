@@ -54,6 +54,7 @@ def train(module, optimizer, step, steps):
         scheduler.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_step_is_one_graph_whatever_the_learning_rate(name):
     cls, arguments, graphs = CASES[name]
@@ -82,6 +83,7 @@ def test_step_is_one_graph_whatever_the_learning_rate(name):
     assert len(optimised._weft_capture.graphs) == graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "arguments", "graphs"),
     [

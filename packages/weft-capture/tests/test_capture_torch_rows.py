@@ -193,6 +193,7 @@ def run(function):
     return out, x.grad
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("function", [*WHOLE, *BROKEN], ids=lambda f: f.__name__)
 def test_like_eager(function):

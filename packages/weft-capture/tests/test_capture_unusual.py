@@ -23,6 +23,7 @@ def program(function):
     return function
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_same_trace(name):
     def captured(function):

@@ -76,6 +76,7 @@ def asked(x, o):
     return x + len(kept)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", [given_back, over_a_break, with_an_attribute, copied, asked])
 @pytest.mark.parametrize("names", [SPECIAL, ("__getattribute__",)], ids=["special", "attribute"])
 @pytest.mark.parametrize("base", VALUES)

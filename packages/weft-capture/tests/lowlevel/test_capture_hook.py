@@ -193,6 +193,7 @@ def test_tail_calls_do_not_nest():
     assert depth < len(inspect.stack(0)) + 10
 
 
+@pytest.mark.slow
 def test_loop_broken_in_every_iteration():
     f = fresh(
         """
@@ -244,6 +245,7 @@ def test_loop_broken_in_every_iteration():
     assert len(codes) == 2, "resuming a resume function gives the same code again"
 
 
+@pytest.mark.slow
 def test_nothing_leaks():
     class Canary:
         pass
@@ -278,6 +280,7 @@ def test_nothing_leaks():
         assert sys.getallocatedblocks() - blocks < 200
 
 
+@pytest.mark.slow
 def test_lookup_dies_with_the_code():
     class Lookup:
         alive = True

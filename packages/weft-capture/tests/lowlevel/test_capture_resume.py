@@ -12,6 +12,7 @@ def case_id(value):
     return getattr(value, "__name__", str(value))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("function", "args"), corpus.CASES, ids=case_id)
 def test_every_cut(function, args):
     decoded = decode(function.__code__)

@@ -45,6 +45,7 @@ def meaning(decoded):
     return [instr._replace(offset=0) for instr in decoded.instrs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
 def test_round_trip_keeps_every_instruction(module):
     count = 0
@@ -128,6 +129,7 @@ _POSITION = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 20), _POSITION), min_size=1), st.integers(1, 5000))
 def test_location_table_round_trip(rows, firstlineno):
     table = location_table(rows, firstlineno)
