@@ -42,6 +42,11 @@ def _project(package: str) -> dict:
     return _table(package)["project"]
 
 
+def _build_tools() -> list[str]:
+    """Return what the packages need to be built."""
+    return sorted({tool for name in PACKAGES for tool in _table(name)["build-system"]["requires"]})
+
+
 def _local_dependencies(package: str) -> list[str]:
     """The weft packages that `package` declares, and theirs, in import order."""
     wanted = set()
@@ -69,7 +74,7 @@ def _constraints() -> list[str]:
 def _install_torch(session: nox.Session) -> None:
     wanted = os.environ.get("WEFT_TORCH", "torch")
     # What packages are built with, besides.
-    session.install(*_constraints(), *_torch_index(), wanted, "setuptools>=77", "cffi>=1.16")
+    session.install(*_constraints(), *_torch_index(), wanted, *_build_tools())
 
 
 def _install(session: nox.Session, packages: list[str], tested: list[str], editable: bool) -> None:
@@ -149,9 +154,7 @@ def typecheck(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """Build wheels and source archives of all packages in dist/, install and try the wheels."""
-    tables = [_table(name) for name in PACKAGES]
-    tools = {tool for table in tables for tool in table["build-system"]["requires"]}
-    session.install("build", *sorted(tools), *_constraints())
+    session.install("build", *_build_tools(), *_constraints())
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     leftovers = shutil.ignore_patterns("build", "*.egg-info", "*.so", "__pycache__")
