@@ -106,11 +106,7 @@ class Effects:
     def touches(self, *objects: object) -> bool:
         """Say whether a change of one of these objects, or of its dict, is pending."""
         every = {id(object_id) for obj in objects for object_id in (obj, dict_of(obj))}
-        values = [
-            self.tx.values_by_id[object_id][0]
-            for object_id in every
-            if object_id in self.tx.values_by_id
-        ]
+        values = [self.tx.values_by_id[o][0] for o in every if o in self.tx.values_by_id]
         return any(key in every for key, _ in self.globals) or not self.changed.keys().isdisjoint(
             values
         )
@@ -149,11 +145,9 @@ class Effects:
             for first, second in (*itertools.combinations(sources, 2), *pairs):
                 self.tx.guard_distinct(first, second)
         tracked = self.tx.values_by_id.values() if self.changed else ()
-        keyword_dict = LocalSource(
-            str(inspect.getargs(self.tx.function.__code__).varkw)
-        )  # for the call
+        keywords = LocalSource(str(inspect.getargs(self.tx.function.__code__).varkw))
         dicts = [s for v, s in tracked if type(v) is DictValue and type(s) is LocalSource]
-        dicts = [source for source in dicts if source != keyword_dict]
+        dicts = [source for source in dicts if source != keywords]
         objects = [s for v, s in tracked if isinstance(v, UserObject) and v.cls.__dictoffset__]
         for first, second in itertools.product(map(DictSource, objects), dicts):
             # None holds an object's variables.

@@ -79,14 +79,8 @@ class MadeClass(ClassValue):
 
     def freeze_class_inputs(self, tx: Tracer, reads: bool) -> None:
         """Freeze the objects that the class statement created, and the namespace if it was read."""
-        new = [
-            attribute
-            for attribute in vars(self.obj).values()
-            if id(attribute) not in tx.values_by_id
-        ]
-        tx.effects.freeze_class_inputs(
-            self, [attribute for attribute in new if isinstance(attribute, _CHANGING)]
-        )
+        new = [a for a in vars(self.obj).values() if id(a) not in tx.values_by_id]
+        tx.effects.freeze_class_inputs(self, [e for e in new if isinstance(e, _CHANGING)])
         if reads and self.namespace is not None:
             values = (value for name, value in self.namespace.items() if name not in _CELLS)
             tx.effects.freeze_class_inputs(self, values)

@@ -74,9 +74,7 @@ class Journal:
                 state.saved = self.epoch
                 undo = state.snapshot()
                 changing = [getattr(state, name) for name in getattr(state, "changing", ())]
-                self._copied += sum(
-                    len(container) for container in changing if isinstance(container, Sized)
-                )
+                self._copied += sum(len(c) for c in changing if isinstance(c, Sized))
             self._undo.append(undo)
 
     def on_rollback(self, undo: Callable[[], object]) -> None:

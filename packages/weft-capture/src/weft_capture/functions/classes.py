@@ -382,12 +382,9 @@ class BaseMethod(Value):
                 return _fill_base(tx, owner, args, kwargs)
             if self.name == "__getitem__":
                 return owner.base_item(tx, args[0])
-            names_class = self.name == "__repr__" and isinstance(
-                owner.base, SetValue
-            )  # by its class
-            other = (
-                isinstance(owner.base, DictValue) and owner.base.cls is not self.base_class is dict
-            )
+            base, of_dict = owner.base, self.base_class is dict
+            names_class = self.name == "__repr__" and isinstance(base, SetValue)
+            other = of_dict and isinstance(base, DictValue) and base.cls is not dict
             if names_class or other:
                 raise Break("c-function", f"{self.describe()} of {owner.describe()}")
             return owner.base_method(tx, self.name, args, kwargs)
@@ -479,9 +476,8 @@ def _base_new(base: type) -> None:
         if not issubclass(real_class, base):
             name, other = base.__name__, real_class.__name__
             tx.raise_(TypeError, f"{name}.__new__({other}): {other} is not a subtype of {name}")
-        if (
-            real_class is not base and not real_class.__flags__ & 1 << 9
-        ):  # a class in C: Py_TPFLAGS_HEAPTYPE
+        in_c = not real_class.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
+        if in_c and real_class is not base:
             real_call(tx, base.__new__, real_class)  # may refuse it
         return (
             _BASES[base](tx, list(args))

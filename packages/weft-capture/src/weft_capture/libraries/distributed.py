@@ -160,10 +160,7 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     if name == "all_to_all_single":
         for key, side in zip(_SPLITS, ("output", "input"), strict=True):
             bound[key] = _sizes(tx, bound.pop(key, NONE), bound[side], group.size())
-    operands = [
-        _plain(name, argument) if isinstance(argument, Value) else argument
-        for argument in bound.values()
-    ]
+    operands = [_plain(name, a) if isinstance(a, Value) else a for a in bound.values()]
     into, target, *rest_args = _IN_PLACE[name](group.size(), *operands)
     tx.graph.collectives += 1
     rest_args = [tx.literal(argument) for argument in (*rest_args, group.group_name)]

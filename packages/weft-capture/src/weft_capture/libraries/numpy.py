@@ -287,9 +287,7 @@ def _rehearse(
     whole_result = result_dtype is not None and result_dtype.kind in "iub"
     divisor = arguments[0][1] if len(arguments[0]) > 1 and "__r" not in path else None
     by_more = type(divisor) is int and divisor > 0
-    divides = (
-        arrays and whole_result and not by_more and any(operation in path for operation in _BY_ZERO)
-    )
+    divides = arrays and whole_result and not by_more and any(o in path for o in _BY_ZERO)
     agree = all(_agree(arrays[array], tensors[array]) for array in arrays) and _agree(
         expected, actual
     )
@@ -328,9 +326,7 @@ def _result(
     other = any(expected is example for example in arrays.values())
     if other or not isinstance(result, TensorValue):  # an `out`; as many arrays as the data decides
         raise Break("numpy", f"what {path} returns")
-    bases = [
-        tensor.fake.untyped_storage()._cdata for tensor in (result, *(a.tensor for a in arrays))
-    ]
+    bases = [t.fake.untyped_storage()._cdata for t in (result, *(a.tensor for a in arrays))]
     aliased = bases[0] in bases[1:]
     if aliases and not aliased:
         raise Break("numpy", f"{path}, where torch copies the array")

@@ -124,10 +124,8 @@ def class_guards(reads: dict[type, dict[str, MroEntry | None]]) -> Iterator[Guar
     for cls, names in reads.items():
         plain = {
             name
-            for name, mro_entry in names.items()
-            if mro_entry
-            and not is_descriptor(mro_entry[1])
-            and not is_immutable_module(mro_entry[0].__module__)
+            for name, m in names.items()
+            if m and not is_descriptor(m[1]) and not is_immutable_module(m[0].__module__)
         }
         use = ClassUse.of(cls, names, plain)
         yield Guard.of(ProgramSource(WeakIdentity(cls)), "CLASS", use)

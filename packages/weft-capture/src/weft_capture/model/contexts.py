@@ -140,9 +140,7 @@ def enter_attention(backends: list[int], set_priority: bool) -> Any:
     """Select attention kernels; returns the argument of `leave_attention`."""
     from torch.nn import attention  # noqa: PLC0415 - only programs that use it have loaded it
 
-    context = attention.sdpa_kernel(
-        [attention.SDPBackend(backend) for backend in backends], set_priority
-    )
+    context = attention.sdpa_kernel([attention.SDPBackend(b) for b in backends], set_priority)
     context.__enter__()
     return context
 

@@ -128,9 +128,7 @@ class DictValue(Container, MutableValue):
             for key, (name, value) in self.own.items():
                 entries[resolved[key]] = (entries.get(resolved[key], (name,))[0], value)
             self.own, self.read = entries, None
-            self.log = self.log and [
-                (resolved[mark], key, writes) for mark, key, writes in self.log
-            ]
+            self.log = self.log and [(resolved[m], key, writes) for m, key, writes in self.log]
         return self.own
 
     def key(self, key: Value) -> object:

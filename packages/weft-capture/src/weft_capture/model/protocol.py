@@ -45,6 +45,7 @@ H = TypeVar("H", bound=Handler)
 Kwargs = dict[str, "Value"]
 # What torch takes for a dtype. The text of a graph cannot name a class.
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+_TENSOR_TYPE = type(torch.FloatTensor)  # the metaclass of torch.FloatTensor and the like
 
 
 class Value:
@@ -108,9 +109,7 @@ class Value:
         except NotConstant:
             raise Break("graph-value", f"{self.describe()} as a graph argument") from None
         if isinstance(literal, type):
-            if type(literal) is type(
-                torch.FloatTensor
-            ):  # `x.type(torch.FloatTensor)` takes its name
+            if type(literal) is _TENSOR_TYPE:  # `x.type(torch.FloatTensor)` takes its name
                 return f"{literal.__module__}.{literal.__name__}"
             return _DTYPES.get(literal, literal)
         if scalar_library(literal) is None:

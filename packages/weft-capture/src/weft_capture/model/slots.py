@@ -103,9 +103,7 @@ def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: boo
     if operand_types[0] is operand_types[1]:
         attempts.pop()
     elif operand_types[0] in operand_types[1].__mro__:
-        reflected = [
-            getattr(operand_type, f"__{op.reflected}__", None) for operand_type in operand_types
-        ]
+        reflected = [getattr(o, f"__{op.reflected}__", None) for o in operand_types]
         if reflected[0] != reflected[1]:
             attempts.reverse()
     if inplace:

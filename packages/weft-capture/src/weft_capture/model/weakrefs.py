@@ -83,9 +83,7 @@ class WeakRefValue(Value):
 def _is_let_go(tx: Tracer, obj: object) -> bool:
     """Say whether what a variable let go of, or a container that changed here, is or held it."""
     changed = {id(value) for value in tx.effects.changed if isinstance(value, Container)}
-    lost = [
-        kept for kept in tx.keep_alive if id(kept) in tx.released_ids or _id_of(tx, kept) in changed
-    ]
+    lost = [k for k in tx.keep_alive if id(k) in tx.released_ids or _id_of(tx, k) in changed]
     referents = gc.get_referents(*lost)
     every = (*referents, *gc.get_referents(*referents))
     return id(obj) in tx.released_ids or any(referenced is obj for referenced in every)

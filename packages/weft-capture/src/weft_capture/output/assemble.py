@@ -62,9 +62,7 @@ def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[No
         Break: at the operation that first consumes such a result.
     """
     names = [frame.function.code.co_names for frame in frames]
-    if not any(
-        names_of_readers.issubset(used) for names_of_readers in _ASKS_LATER for used in names
-    ):
+    if not any(n.issubset(used) for n in _ASKS_LATER for used in names):
         return
     leading = set(outputs)
     written = {e.node: e.recorded_at for e in tx.graph.inputs if e.recorded_at >= 0}

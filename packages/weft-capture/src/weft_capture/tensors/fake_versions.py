@@ -40,11 +40,7 @@ def changes_layout(name: str) -> bool:
     """Say whether an operation changes the layout of its first argument in place (`t_`)."""
     in_place = name[-1:] == "_" and name[-2:] != "__"
     packet: Any = getattr(torch.ops.aten, name.partition(".")[0], None) if in_place else None
-    tags = (
-        {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
-        if packet
-        else ()
-    )
+    tags = {tag for o in packet.overloads() for tag in getattr(packet, o).tags} if packet else ()
     return torch.Tag.inplace_view in tags
 
 

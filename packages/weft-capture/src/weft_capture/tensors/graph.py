@@ -222,12 +222,7 @@ class GraphBuilder:
         """Return what the last operation assumed of numbers out of tensors."""
         env = self.shape_env
         asserts = env.deferred_runtime_asserts.values() if env is not None else ()
-        new = {
-            assertion.expr: None
-            for group in asserts
-            for assertion in group
-            if assertion.expr not in self._assumed
-        }
+        new = {a.expr: None for group in asserts for a in group if a.expr not in self._assumed}
         self._assumed.update(new)
         return list(new)
 

@@ -210,9 +210,7 @@ def check_call(tx: Tracer, target: Any, values: list[Value], varying: bool = Fal
         raise Break("tensor-subclass", "random numbers of a DTensor, whose state is sharded")
     off = torch._C._disabled_torch_function_impl
     handlers = [attributes.lookup(cls, "__torch_function__") for cls in classes]
-    handled = any(
-        handler and handler[0] is not torch.Tensor and handler[1] is not off for handler in handlers
-    )
+    handled = any(h and h[0] is not torch.Tensor and h[1] is not off for h in handlers)
     if classes and (varying or tx.transforms or (tx.overrides.level and handled)):
         names = " and ".join(cls.__name__ for cls in classes)
         raise Break("tensor-subclass", f"a {names} in a transform, or with a float that varies")

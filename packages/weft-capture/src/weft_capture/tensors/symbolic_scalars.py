@@ -151,9 +151,7 @@ def _is_operand(value: Value) -> bool:
 def with_size(left: Value, right: Value) -> bool:
     """Say whether these are a symbolic float and a symbolic size."""
     mixed = {type(left), type(right)} == {SymFloatValue, SymValue}
-    return mixed and not any(
-        isinstance(operand, SymValue) and operand.is_data() for operand in (left, right)
-    )
+    return mixed and not any(isinstance(o, SymValue) and o.is_data() for o in (left, right))
 
 
 def applies(left: Value, right: Value) -> bool:

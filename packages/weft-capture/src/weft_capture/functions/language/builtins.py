@@ -213,8 +213,7 @@ def _total(tx: Tracer, numbers: list[Value]) -> Value:
     if (result := symbolic_scalars.by_python(tx, _added, numbers)) is not None:
         return result
     operands: list[Value] = [
-        number.tensor() if isinstance(number, SymFloatValue) else constant(number.as_constant())
-        for number in numbers
+        n.tensor() if isinstance(n, SymFloatValue) else constant(n.as_constant()) for n in numbers
     ]
     return symbolic_scalars.computed(
         tx, tx.graph.emit_plain("call_function", _compensated, operands, {})
@@ -236,9 +235,7 @@ def _compensated(total: Any, *numbers: Any) -> torch.Tensor:
         if all(integral):
             total = total + number
             continue
-        before, addend = (
-            torch.as_tensor(operand, dtype=torch.float64) for operand in (total, number)
-        )
+        before, addend = (torch.as_tensor(o, dtype=torch.float64) for o in (total, number))
         total = before + addend
         if not any(integral):
             larger = before.abs() >= addend.abs()

@@ -344,9 +344,7 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
         real.append(keys[0] if name in _OF_ONE else as_real(arg, keys))
     if name == "remove" and real[0] not in self.entries:
         missing_key(tx, args[0])
-    smaller = name in _MEETING and not any(
-        len(operand) > len(self.order) for operand in _sets(real)
-    )
+    smaller = name in _MEETING and not any(len(o) > len(self.order) for o in _sets(real))
     if name in _CHANGING and hasattr(self.cls, "add"):
         tx.mutate(self)
         if self.source is not None:

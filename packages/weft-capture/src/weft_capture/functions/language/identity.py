@@ -23,9 +23,7 @@ def identical(tx: Tracer, left: Value, right: Value) -> bool:
         Break: for two equal constants, which may be one object or two.
     """
     data = Constant | SymValue | symbolic_scalars.SymFloatValue | RuntimeValue
-    runtime = any(
-        isinstance(operand, RuntimeValue) and is_runtime(operand) for operand in (left, right)
-    )
+    runtime = any(isinstance(o, RuntimeValue) and is_runtime(o) for o in (left, right))
     if isinstance(left, data) and isinstance(right, data) and not (runtime or left is right):
         return _one_number(tx, left, right)
     return one_object(tx, left, right)
@@ -41,8 +39,7 @@ def equal(tx: Tracer, left: Value, right: Value) -> bool:
 
 def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
     varies = any(
-        isinstance(operand, symbolic_scalars.SymFloatValue | RuntimeValue)
-        for operand in (left, right)
+        isinstance(o, symbolic_scalars.SymFloatValue | RuntimeValue) for o in (left, right)
     )
     if left.python_type() is not right.python_type():
         return False

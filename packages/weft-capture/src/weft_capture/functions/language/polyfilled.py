@@ -167,9 +167,7 @@ def _getter(factory: Any, version: Any) -> None:
 
 for _module in (heapq, bisect, operator, functools, collections):
     _versions = without_c(_module.__name__)
-    for _name in {
-        name for owner_name, names in _IN_LIBRARY if owner_name is _module for name in names
-    }:
+    for _name in {name for o, names in _IN_LIBRARY if o is _module for name in names}:
         polyfill(getattr(_module, _name), _versions[_name])
     for _name in _GETTERS.get(_module, ()):
         _getter(getattr(_module, _name), _versions[_name])

@@ -319,9 +319,7 @@ def _contains(tx: Tracer, self: SequenceValue, item: Value) -> Value:
 def _among_constants(tx: Tracer, container: SequenceValue, item: SymValue) -> bool | None:
     """Test by one guard whether a symbolic number is among literals; None for other operands."""
     entry, items = tx.graph.input_at.get(item.node), [tx.force(value) for value in container.items]
-    constants = tuple(
-        value.value for value in items if isinstance(value, Constant) and is_literal(value.value)
-    )
+    constants = tuple(v.value for v in items if isinstance(v, Constant) and is_literal(v.value))
     if entry is None or item.source is None or len(constants) != len(items):
         return None
     contained = entry.example in constants

@@ -312,9 +312,6 @@ def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
     tx.guard(CallSource(asyncio._get_running_loop, ()), "CONST", None)
     if coroutine.send(tx, NONE) is not None:
         raise Break("async", "asyncio.run of a coroutine that waits for the event loop")
-    if any(
-        getattr(watcher, "type_name", "") == ASYNC and watcher.started and watcher.frame
-        for watcher in tx.watched
-    ):
+    if any(getattr(w, "type_name", "") == ASYNC and w.started and w.frame for w in tx.watched):
         raise Break("async", "asyncio.run with an unfinished asynchronous generator")
     return coroutine.returned or NONE

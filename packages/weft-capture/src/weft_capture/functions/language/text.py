@@ -214,9 +214,7 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
     real = [shown(tx, arg) for arg in args]
     keywords = {name: shown(tx, value) for name, value in kwargs.items()}
     pairs = zip((*args, *kwargs.values()), (*real, *keywords.values()), strict=True)
-    if _PARTS.search(text) and any(
-        type(shown_arg) is not arg.python_type() for arg, shown_arg in pairs
-    ):
+    if _PARTS.search(text) and any(type(s) is not arg.python_type() for arg, s in pairs):
         raise Break("string-conversion", "a format with attributes or items in its fields")
     return constant(real_call(tx, text.format, *real, **keywords))
 
@@ -248,9 +246,7 @@ def _with_holes(
         Break: for an operand that is neither deferred nor data, or does not fit its conversion.
     """
     forced = [tx.force(arg) for arg in arguments]
-    operands = [
-        operand if isinstance(operand, HOLES) else constant(operand.data(tx)) for operand in forced
-    ]
+    operands = [o if isinstance(o, HOLES) else constant(o.data(tx)) for o in forced]
     try:
         function(*(operand.as_constant() for operand in head), *map(_example, operands))
     except Exception as error:

@@ -91,11 +91,7 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     names = ("__instancecheck__", "__subclasscheck__")
     hooks = [lookup(type(candidate), name) for candidate in candidates for name in names]
     look = any(hook is not None and hook[0].__module__ in _LOOKING for hook in hooks)
-    hooks += [
-        lookup(candidate, "__subclasshook__")
-        for candidate in candidates
-        if isinstance(candidate, type)
-    ]
+    hooks += [lookup(c, "__subclasshook__") for c in candidates if isinstance(c, type)]
     look |= not all(isinstance(candidate, type) for candidate in candidates)
     if look or any(hook is not None and is_user_code(hook) for hook in hooks):
         raise Break("special-method", "isinstance with a class that overrides __instancecheck__")

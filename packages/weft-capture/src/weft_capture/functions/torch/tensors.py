@@ -218,9 +218,7 @@ def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
     """An index of ints and tensors as tensors; None for any other."""
     entries = list(key.items) if isinstance(key, SequenceValue) else [key]
     entry_types = [entry.python_type() for entry in entries]
-    if not all(
-        entry_type is int or issubclass(entry_type, torch.Tensor) for entry_type in entry_types
-    ):
+    if not all(e is int or issubclass(e, torch.Tensor) for e in entry_types):
         return None
     where: Kwargs = {"device": constant(tensor.fake.device)}
     numbers = [
@@ -253,9 +251,7 @@ def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
     masks = isinstance(key, TensorValue) and key.fake.dtype is torch.bool and key.fake.dim() == 1
     mask = numbers(key, fix=True) if masks else None
     if mask and len(mask) == self.fake.shape[0] and any(mask):
-        key = tx.builtin(
-            torch.tensor, tx.literal([i for i, selected in enumerate(mask) if selected])
-        )
+        key = tx.builtin(torch.tensor, tx.literal([i for i, s in enumerate(mask) if s]))
     tensor, rest = _selected(tx, self, key)
     return tx.graph.emit("call_function", operator.getitem, [tensor, rest], {})
 

@@ -117,8 +117,7 @@ def gradients(
             allow_unused=True,
         )
     return tuple(
-        torch.zeros_like(primal) if grad is None else grad
-        for primal, grad in zip(inputs, grads, strict=True)
+        torch.zeros_like(p) if grad is None else grad for p, grad in zip(inputs, grads, strict=True)
     )
 
 
