@@ -16,7 +16,7 @@ from weft_capture.functions.table import code_rule, decline, graph, rule
 from weft_capture.model.constant import NONE, TRUE, fold
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
-from weft_capture.model.region_marks import one_call
+from weft_capture.model.region_marks import mark_call
 from weft_capture.policy.coroutine_entry import driven
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ code_rule(next(filter(inspect.iscode, driven.__code__.co_consts)))(_inline)
 def _region(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
     """The inside of `torch.compiler.nested_compile_region` is inlined, and marked as one call."""
     limit = getattr(getattr(function, "obj", None), _LIMIT, 8)
-    with one_call(tx, function.describe(), limit):
+    with mark_call(tx, function.describe(), limit):
         return function.tp_call(tx, list(args), kwargs)
 
 

@@ -126,7 +126,7 @@ def is_resume(code: CodeType) -> bool:
 
 def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str]) -> Resume:
     keep = [
-        can_run and (instr.opname not in _PROLOGUE or _goes_on(instr))
+        can_run and (instr.opname not in _PROLOGUE or _continues(instr))
         for can_run, instr in zip(reachable(decoded, index), decoded.instrs, strict=True)
     ]
     entry = Label()
@@ -188,7 +188,7 @@ def restore_unbound(
     return added
 
 
-def _goes_on(instr: Instr) -> bool:
+def _continues(instr: Instr) -> bool:
     """Whether this is the RESUME behind a yield, which tells what kind of one that is."""
     return instr.opname == "RESUME" and bool(instr.arg & 3)
 

@@ -161,7 +161,7 @@ class Writer:
         self._place_null(count)
         self._emit("CALL", -count, arg=count, argval=kwnames)
 
-    def in_place_of(self, index: int) -> None:
+    def replacing(self, index: int) -> None:
         """Handle what the last instruction raises as the original does at instruction `index`."""
         op = self._items[-1]
         assert isinstance(op, Op)

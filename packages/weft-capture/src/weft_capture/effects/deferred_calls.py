@@ -16,7 +16,7 @@ from weft_capture.breaks import Break, BreakAtStep
 from weft_capture.effects.runtime_asserts import has_checks
 from weft_capture.model.constant import NONE, constant
 from weft_capture.model.protocol import Output, Tracer, Value
-from weft_capture.tensors.runtime_values import RuntimeSource, Seen, origins
+from weft_capture.tensors.runtime_values import RuntimeSource, TensorSnapshot, origins
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class DeferredCall:
     function: Callable[..., Any]
     args: list[Value]
     result: RuntimeSource
-    seen: Seen
+    snapshot: TensorSnapshot
 
 
 class DeferredCalls:
@@ -60,7 +60,7 @@ class DeferredCalls:
             raise Break("data-dependent-value", "an argument that the graph computes")
         result = RuntimeSource(f"_weft_runtime_{self.count}", late)
         self.count += 1
-        self.calls.append(DeferredCall(function, list(args), result, Seen(tx, args)))
+        self.calls.append(DeferredCall(function, list(args), result, TensorSnapshot(tx, args)))
         tx.journal.on_rollback(self.calls.pop)
         return result
 
@@ -88,7 +88,7 @@ class DeferredCalls:
         for call in self.calls:
             if call.result.late is late:
                 if late:
-                    call.seen.check()
+                    call.snapshot.check()
                 # With the frame hook off, so that a handler or a stream is not captured.
                 out.call(hook.run, [NONE, constant(call.function), *call.args])
                 out.writer.store_local(call.result.name)

@@ -42,18 +42,18 @@ class Effects:
         self.tx = tx
         self.changed: dict[MutableValue, bool] = {}  # whether it is a list not yet read
         self.globals: dict[tuple[int, str], tuple[Any, Value]] = {}
-        self.sealed: dict[int, Value] = {}
+        self.frozen_inputs: dict[int, Value] = {}
         self.keys: dict[type, dict[int, Source]] = {}
 
     def freeze_class_inputs(self, owner: Value, inputs: Iterable[object]) -> None:
         """Record the inputs of a class statement: generated code creates the class again."""
-        self.sealed.update(dict.fromkeys(map(id, inputs), owner))
+        self.frozen_inputs.update(dict.fromkeys(map(id, inputs), owner))
 
-    def sealing(self, source: Source | None) -> Value | None:
+    def owner_of_input(self, source: Source | None) -> Value | None:
         """Return the class that was created from the object of a source."""
         while source is not None and source.base is not None:
             source = source.base
-        return self.sealed.get(id(source.value)) if isinstance(source, ConstSource) else None
+        return self.frozen_inputs.get(id(source.value)) if isinstance(source, ConstSource) else None
 
     def change(self, value: MutableValue) -> None:
         """Record that an object is about to change, if it existed before.
@@ -61,7 +61,9 @@ class Effects:
         Raises:
             Break: when a class that the frame created depends on it.
         """
-        if self.sealed and (id(value) in self.sealed or self.sealing(value.source)):
+        if self.frozen_inputs and (
+            id(value) in self.frozen_inputs or self.owner_of_input(value.source)
+        ):
             raise Break("class-definition", "a change of an object that a new class depends on")
         if value.source is not None:
             self.note(value)

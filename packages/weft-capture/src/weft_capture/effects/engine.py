@@ -41,7 +41,7 @@ def running() -> Any:
 
 
 @contextmanager
-def kept_inside(tx: Tracer) -> Iterator[None]:
+def one_graph_call(tx: Tracer) -> Iterator[None]:
     """Execute code that is one call of the graph, with the backward passes in it."""
     tx.opaque_depth += 1
     try:

@@ -31,10 +31,10 @@ from weft_capture.model.protocol import (
 
 _HASHES = tuple(getattr(hashlib, name) for name in sorted(hashlib.algorithms_guaranteed))
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-REPLAYED = (io.StringIO, io.BytesIO, bytearray, memoryview, array.array)
-FACTORIES = (*REPLAYED, *_HASHES, hashlib.new, threading.Lock, _LOCKS[1])
+NATIVE_TYPES = (io.StringIO, io.BytesIO, bytearray, memoryview, array.array)
+FACTORIES = (*NATIVE_TYPES, *_HASHES, hashlib.new, threading.Lock, _LOCKS[1])
 """Callables that create such objects, from data or from one another."""
-_TYPES = frozenset([*REPLAYED, *_LOCKS, *(type(make()) for make in _HASHES)])
+_TYPES = frozenset([*NATIVE_TYPES, *_LOCKS, *(type(make()) for make in _HASHES)])
 
 
 def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -57,7 +57,7 @@ class CallLog:
         self.epoch = self.saved = -1
         self.born = next(BIRTHS)
         self.calls: list[tuple[Callable[..., Any], list[Value], Kwargs]] = []
-        self.values: dict[int, ReplayedValue] = {}
+        self.values: dict[int, NativeObject] = {}
         self.results: list[tuple[Any, Any]] = []
 
     def snapshot(self) -> Callable[[], None]:
@@ -92,16 +92,16 @@ class CallLog:
             return tx.literal(_checked(result))
         before = next((v for at, v in self.values.items() if self.results[at][0] is result), None)
         at = len(self.calls) - 1
-        return before or self.values.setdefault(at, ReplayedValue(self, at, type(result)))
+        return before or self.values.setdefault(at, NativeObject(self, at, type(result)))
 
     def _argument(self, tx: Tracer, value: Value) -> Value:
         value = tx.force(value)
-        if isinstance(value, ReplayedValue) and value.log is self:
+        if isinstance(value, NativeObject) and value.log is self:
             return value
         return tx.literal(_checked(value.data(tx)))
 
     def _real(self, tx: Tracer, value: Value) -> Any:
-        return self.results[value.at][0] if isinstance(value, ReplayedValue) else value.data(tx)
+        return self.results[value.at][0] if isinstance(value, NativeObject) else value.data(tx)
 
     def emit(self, out: Output) -> None:
         """Write all calls again."""
@@ -115,7 +115,7 @@ class CallLog:
 
 
 @dataclass(eq=False)
-class ReplayedValue(MutableValue):
+class NativeObject(MutableValue):
     """The result of call number `at` of a log, an object of class `cls`."""
 
     log: CallLog

@@ -28,7 +28,7 @@ def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
     before = torch.is_grad_enabled()
     policy, tx.policy = tx.policy, None  # numbers it reads may not become inputs of the graph
     try:
-        with isolated(tx, name) as nodes, engine.kept_inside(tx):
+        with isolated(tx, name) as nodes, engine.one_graph_call(tx):
             tx.set_grad_mode(False)
             yield
             tx.set_grad_mode(before)

@@ -29,7 +29,7 @@ from weft_capture.execution.frames import Frame
 from weft_capture.functions.classes import ClassValue
 from weft_capture.functions.table import rule, rule_of_each
 from weft_capture.model import attributes
-from weft_capture.model.constant import MADE, NONE, constant, real_call
+from weft_capture.model.constant import FRAME_CLASSES, NONE, constant, real_call
 from weft_capture.model.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.functions import CellValue, FunctionValue, ObjectConstant
@@ -47,7 +47,7 @@ from weft_capture.model.protocol import (
 # ---- values
 
 
-class MadeClass(ClassValue):
+class FrameClass(ClassValue):
     """A class created during capture.
 
     Args:
@@ -73,7 +73,7 @@ class MadeClass(ClassValue):
         # Its creation ran code of the program, which must not run twice.
         self.once = False
         self.born = next(BIRTHS)
-        MADE[obj] = self
+        FRAME_CLASSES[obj] = self
         _remember(tx, self, obj)
         self.freeze_class_inputs(tx, type(obj) not in (type, abc.ABCMeta))
 
@@ -86,7 +86,7 @@ class MadeClass(ClassValue):
             tx.effects.freeze_class_inputs(self, values)
 
     def data(self, tx: Tracer) -> Any:
-        raise NotConstant(self.describe())  # what runs now would run its stand-ins
+        raise NotConstant(self.describe())  # what runs now would run its placeholders
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         namespace = self.namespace or {}
@@ -101,7 +101,7 @@ class MadeClass(ClassValue):
         if metaclass or hasattr(value.python_type(), "__set_name__"):
             raise Break("class-definition", f"setting {name} of {self.describe()}")
         self._change(tx, name)[name] = value
-        type.__setattr__(self.obj, name, stand_in(tx, value))
+        type.__setattr__(self.obj, name, placeholder(tx, value))
 
     def plain_delattr(self, tx: Tracer, name: str) -> None:
         if name not in self.obj.__dict__:
@@ -161,12 +161,12 @@ class DescriptorValue(Value):
 
     cls: type
     args: list[Value]
-    real: Any = None  # its stand-in: one, for a class tells it a name (3.13)
+    real: Any = None  # its only placeholder, since 3.13 sets its __name__
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         if name in _COPIED and self.cls is not property:
             return self.args[0].tp_getattro(tx, name)
-        return tx.const_object(real_call(tx, getattr, stand_in(tx, self), name))
+        return tx.const_object(real_call(tx, getattr, placeholder(tx, self), name))
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self.cls is not staticmethod:
@@ -191,14 +191,14 @@ def _auto(tx: Tracer) -> Value:
     return auto
 
 
-class StandIn:
+class Placeholder:
     """The placeholder in a real class of a value without a Python object, such as a tensor."""
 
 
-# ---- stand-ins
+# ---- placeholders
 
 
-def stand_in(tx: Tracer, value: Value) -> Any:
+def placeholder(tx: Tracer, value: Value) -> Any:
     """Return a placeholder object of a value; `tx.const_object` of it is the value."""
     value = tx.force(value)
     if isinstance(value, ObjectConstant):
@@ -214,19 +214,19 @@ def stand_in(tx: Tracer, value: Value) -> Any:
     if isinstance(value, DescriptorValue):
         if value.real is not None:
             return value.real
-        real: Any = value.cls(*(stand_in(tx, arg) for arg in value.args))
+        real: Any = value.cls(*(placeholder(tx, arg) for arg in value.args))
         value.real = real
     elif isinstance(value, Container):
-        real = value.build(lambda item: stand_in(tx, item))
+        real = value.build(lambda item: placeholder(tx, item))
     elif isinstance(value, SetValue):
-        real = {stand_in(tx, item) for item in value.entries.values()}
+        real = {placeholder(tx, item) for item in value.entries.values()}
     elif isinstance(value, UserObject):
         scalar = value.base is not None and value.base.is_constant()
         real = new_instance(value.cls, *([value.as_constant()] if scalar else []))
         for name, item in value.attrs.items():
-            object.__setattr__(real, name, stand_in(tx, item))
+            object.__setattr__(real, name, placeholder(tx, item))
     else:
-        real = StandIn()
+        real = Placeholder()
     return _remember(tx, value, real)
 
 
@@ -240,11 +240,11 @@ def _function(tx: Tracer, value: FunctionValue) -> types.FunctionType:
     cells = tuple(cell.real for cell in value.cells)
     function = types.FunctionType(value.code, value.globals, value.code.co_name, None, cells)
     function.__qualname__ = value.name
-    function.__defaults__ = tuple(stand_in(tx, item) for item in value.defaults) or None
-    kwdefaults = {name: stand_in(tx, item) for name, item in value.kwdefaults.items()}
+    function.__defaults__ = tuple(placeholder(tx, item) for item in value.defaults) or None
+    kwdefaults = {name: placeholder(tx, item) for name, item in value.kwdefaults.items()}
     function.__kwdefaults__ = kwdefaults or None
     for name, item in value.attributes.items():
-        setattr(function, name, stand_in(tx, item))
+        setattr(function, name, placeholder(tx, item))
     return function
 
 
@@ -275,7 +275,7 @@ def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords
 
 def make_class(
     tx: Tracer, name: str, bases: list[Value], keywords: Kwargs, namespace: dict[str, Value]
-) -> MadeClass:
+) -> FrameClass:
     """Create a class from a namespace.
 
     Raises:
@@ -285,13 +285,13 @@ def make_class(
         real_bases = tuple(_real_base(base) for base in bases)
     except NotConstant as error:
         raise Break("class-definition", f"{error} as a base class") from None
-    real_keywords = {key: stand_in(tx, value) for key, value in keywords.items()}
+    real_keywords = {key: placeholder(tx, value) for key, value in keywords.items()}
     _check_hooks(real_bases, real_keywords)
     cells = {key: cell for key in _CELLS if isinstance(cell := namespace.get(key), CellValue)}
     if any(cell.source is not None for cell in cells.values()):
         raise Break("class-definition", "a class whose __class__ is a cell from outside")
     _check_autos(real_bases, namespace)
-    real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k not in cells}
+    real_namespace = {k: placeholder(tx, v) for k, v in namespace.items() if k not in cells}
     real_namespace |= {key: cell.real for key, cell in cells.items()}
     if "__classdictcell__" in cells:
         cells["__classdictcell__"].real.cell_contents = real_namespace
@@ -301,7 +301,7 @@ def make_class(
     for key in (*late, "__init_subclass__"):
         real_namespace.pop(key, None)
     looks = any(type(base) not in (type, abc.ABCMeta) for base in real_bases)
-    unknown = any(isinstance(value, StandIn) for value in real_namespace.values())
+    unknown = any(isinstance(value, Placeholder) for value in real_namespace.values())
     if looks and (unknown or _sees_variables(namespace)):
         raise Break("class-definition", "a metaclass that reads placeholders of the namespace")
     hook = _inherited_hook(real_bases)
@@ -310,14 +310,14 @@ def make_class(
     real = _real_class(tx, name, real_bases, real_keywords, real_namespace)
     pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]
     args: list[Value] = [constant(name), TupleValue(bases), DictValue(pairs)]
-    result = MadeClass(tx, real, build_class, args, namespace)
+    result = FrameClass(tx, real, build_class, args, namespace)
     result.init_subclass = init_subclass
     result.once = bool(late or hook or init_subclass)
     for cell in cells.values():
         cell.store(tx, result)
         result.filled.append(cell)
     for key in late:
-        type.__setattr__(real, key, stand_in(tx, namespace[key]))
+        type.__setattr__(real, key, placeholder(tx, namespace[key]))
         namespace[key].call_method(tx, "__set_name__", [result, constant(key)], {})
     if hook is not None:
         rest = {key: value for key, value in keywords.items() if key != "metaclass"}
@@ -354,7 +354,7 @@ def _real_class(
             real = build_class(name, bases, keywords, **namespace)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         tx.raise_real(error)
-    except NameError as error:  # what a stand-in for a function needs has none
+    except NameError as error:  # a placeholder has no value for the name
         raise Break(
             "class-definition", f"a class statement that needs real values: {error}"
         ) from None
@@ -367,8 +367,8 @@ def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
     """Return the inherited `__init_subclass__` of a class that this frame created."""
     for base in bases:
         for base_class in getattr(base, "__mro__", ()):
-            base_value = MADE.get(base_class)
-            if isinstance(base_value, MadeClass) and base_value.init_subclass is not None:
+            base_value = FRAME_CLASSES.get(base_class)
+            if isinstance(base_value, FrameClass) and base_value.init_subclass is not None:
                 hook = base_value.init_subclass
                 return hook.args[0] if isinstance(hook, DescriptorValue) else hook
     return None
@@ -427,7 +427,7 @@ def _property_part(name: str, tx: Tracer, self: DescriptorValue, function: Value
 @rule(dataclasses._process_class)  # type: ignore[attr-defined]
 def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Value:
     """Run `@dataclass`, which generates and executes source, on the class of placeholders."""
-    if not isinstance(cls, MadeClass):
+    if not isinstance(cls, FrameClass):
         raise Break("class-definition", "dataclass of a class from outside the frame")
     if "__annotate_func__" in (cls.namespace or ()):
         try:
@@ -454,7 +454,7 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
         cls.make = make
         cls.freeze_class_inputs(tx, True)
         return cls
-    decorated = MadeClass(tx, real, make, cls.args, cls.namespace)
+    decorated = FrameClass(tx, real, make, cls.args, cls.namespace)
     decorated.filled, decorated.once = cls.filled, cls.once
     decorated.freeze_class_inputs(tx, True)
     return decorated
@@ -468,7 +468,7 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     make: Any = collections.namedtuple
     keywords.setdefault("module", tx.frame.function.globals.get("__name__"))
     real = real_call(tx, make, *constants, **keywords)
-    return MadeClass(tx, real, lambda: make(*constants, **keywords), [])
+    return FrameClass(tx, real, lambda: make(*constants, **keywords), [])
 
 
 @rule(type.mro)
@@ -485,6 +485,6 @@ def _prepare(tx: Tracer, *args: Value, **keywords: Value) -> Value:
 
 @rule(type.__subclasses__)
 def _subclasses(tx: Tracer, cls: Value) -> Value:
-    if not isinstance(cls, MadeClass):
+    if not isinstance(cls, FrameClass):
         raise Break("c-function", "the subclasses of a class from outside the frame")
     return ListValue([tx.const_object(subclass) for subclass in cls.obj.__subclasses__()])

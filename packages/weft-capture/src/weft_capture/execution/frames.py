@@ -70,7 +70,7 @@ class Frame:
         old: Value | None = variables.get(name)
         if self.stepped:
             before = variables.copy() if value is None else {name: old}
-            self.tx.journal.on_rollback(functools.partial(_put_back, variables, before))
+            self.tx.journal.on_rollback(functools.partial(_restore, variables, before))
         if value is not None:
             variables[name] = value
         else:
@@ -192,7 +192,7 @@ def check_names(error: Any, operands: Iterable[Value]) -> None:
             raise Break("builtin-error", f"an error of a {owner.describe()}") from None
 
 
-def _put_back(variables: dict[str, Any], before: dict[str, Any]) -> None:
+def _restore(variables: dict[str, Any], before: dict[str, Any]) -> None:
     """Restore variables and their order, which decides the order of reconstruction."""
     if len(before) > 1:
         variables.clear()

@@ -43,7 +43,7 @@ from weft_capture.functions.language.text import text_of
 from weft_capture.functions.torch.interception import Overrides
 from weft_capture.library_traits import scalar_library
 from weft_capture.model import attributes
-from weft_capture.model.constant import MADE, plain_scalar
+from weft_capture.model.constant import FRAME_CLASSES, plain_scalar
 from weft_capture.model.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.model.dicts import DictValue, DictView, LazyValue
 from weft_capture.model.exceptions import ExceptionValue, chain
@@ -433,8 +433,8 @@ class Tracer:
     def forget(self) -> None:
         """Release the program's objects: the parts of a capture refer to each other."""
         for value, _ in self.values_by_id.values():
-            if isinstance(value, class_body.MadeClass):
-                MADE.pop(value.obj, None)
+            if isinstance(value, class_body.FrameClass):
+                FRAME_CLASSES.pop(value.obj, None)
         for tensor in self.graph.tensors():
             tensor.real = tensor.owner = None
         for watcher in self.watched:

@@ -17,9 +17,17 @@ from weft_guards.sources import AttrSource, ConstSource
 
 from weft_capture.breaks import Break
 from weft_capture.functions import table
-from weft_capture.functions.torch.interception import has_handler, retyped
+from weft_capture.functions.torch.interception import check_no_finalizer, has_handler, retyped
 from weft_capture.model import attributes
-from weft_capture.model.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
+from weft_capture.model.constant import (
+    FRAME_CLASSES,
+    NONE,
+    TRUE,
+    class_value,
+    constant,
+    fold,
+    real_call,
+)
 from weft_capture.model.containers import ListValue, SetValue
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.exceptions import ExceptionValue, checked_exception, class_by_number
@@ -132,7 +140,7 @@ def new_object(tx: Tracer, cls: type, args: list[Value]) -> Value:
     """Do what the builtin `__new__` of a class does."""
     for base, make in _BASES.items():
         if issubclass(cls, base):
-            _check_no_finalizer(cls)
+            check_no_finalizer(cls)
             return UserObject(cls, base=make(tx, args))
     if has_handler(cls) and len(args) == 1 and issubclass(args[0].python_type(), torch.Tensor):
         return retyped(tx, cls, args[0])
@@ -146,14 +154,9 @@ def new_object(tx: Tracer, cls: type, args: list[Value]) -> Value:
 
 def plain_object(tx: Tracer, cls: type) -> Value:
     """Do what `object.__new__` does, which refuses abstract classes and C types."""
-    _check_no_finalizer(cls)
+    check_no_finalizer(cls)
     real_call(tx, object.__new__, cls)
     return UserObject(cls)
-
-
-def _check_no_finalizer(cls: type) -> None:
-    if attributes.lookup(cls, "__del__") is not None:
-        raise Break("finalizer", f"making a {cls.__qualname__}, which has a __del__")
 
 
 class ClassValue(ObjectConstant):
@@ -235,7 +238,7 @@ class ClassValue(ObjectConstant):
 
     def _read(self, tx: Tracer, name: str, real: Any) -> Value:
         """Return the value of an attribute; C methods of a class of this frame stay unbound."""
-        bound = self.obj in MADE and isinstance(real, types.BuiltinFunctionType)
+        bound = self.obj in FRAME_CLASSES and isinstance(real, types.BuiltinFunctionType)
         if bound and not table.find(real) and not table.find(getattr(type, name, None)):
             return MethodOf(self, name)
         return tx.const_object(real)

@@ -32,7 +32,7 @@ from weft_capture.model.exceptions import (
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.iterators import IteratorValue
 from weft_capture.model.protocol import Frame, Kwargs, MethodOf, Output, Raised, Tracer, Value
-from weft_capture.policy.coroutine_entry import driven_here
+from weft_capture.policy.coroutine_entry import call_in_hook
 from weft_capture.policy.selection import is_skipped_code
 from weft_capture.python_compat import CLOSE_RETURNS
 
@@ -52,7 +52,7 @@ class GeneratorValue(IteratorValue):
     running: bool = False
     stepped: bool = False  # by an `AsyncStep` that is being awaited
     returned: Value | None = None
-    made_by: Any = None
+    created_by: Any = None
 
     def __post_init__(self) -> None:
         self.flags = self.function.code.co_flags
@@ -207,7 +207,7 @@ class GeneratorValue(IteratorValue):
         return not nodes
 
     def reconstruct(self, out: Output) -> None:
-        plain, reason = self.cls is _TYPES[self.type_name], self._lasting(out)
+        plain, reason = self.cls is _TYPES[self.type_name], self._unrebuildable_reason(out)
         if self.module == "weft_capture.polyfills":
             default = "may have had another name" if plain else ""
             reason = "has started" if self.started or self.cls in _INNER else default
@@ -217,14 +217,14 @@ class GeneratorValue(IteratorValue):
         frame, name = self.frame, self.function.name
         if frame is not None and not self.started:
             if plain and not self.is_library_code:
-                out.call(driven_here, [self.function, *self.args], self.kwargs)
+                out.call(call_in_hook, [self.function, *self.args], self.kwargs)
                 return
-            out.call(self.function if plain else self.made_by, self.args, self.kwargs)
+            out.call(self.function if plain else self.created_by, self.args, self.kwargs)
             return
         names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]
         if frame is None:
             code = _ENDED[self.type_name].__code__
-            out.call(standing, [constant(code), constant({}), TupleValue([]), *names])
+            out.call(resumed_generator, [constant(code), constant({}), TupleValue([]), *names])
             return
         state = [*frame.stack, NONE]  # what the yield where it stands is given
         present = [value is not NULL for value in state]
@@ -237,9 +237,9 @@ class GeneratorValue(IteratorValue):
         ]
         cells = TupleValue([frame.cells[name] for name in resume.code.co_freevars])
         made_of = [constant(resume.code), constant(self.function.globals), cells]
-        out.call(standing, [*made_of, *names, *arguments])
+        out.call(resumed_generator, [*made_of, *names, *arguments])
 
-    def _lasting(self, out: Output) -> str:
+    def _unrebuildable_reason(self, out: Output) -> str:
         """Return a reason why no real generator can be created, or an empty text."""
         frame = self.frame
         if self.function.attributes:
@@ -273,7 +273,7 @@ class AsyncStep(IteratorValue):
     sent: Value
     state: str = "new"
     returned: Value | None = None
-    made_by: Any = None
+    created_by: Any = None
 
     def __post_init__(self) -> None:
         self.is_library_code = self.owner.is_library_code
@@ -353,7 +353,7 @@ def make_generator(
     return generator
 
 
-def standing(
+def resumed_generator(
     code: types.CodeType, global_dict: dict[str, Any], cells: tuple[types.CellType, ...],
     name: str, qualname: str, ended: bool, *state: object,
 ) -> Any:  # fmt: skip

@@ -100,14 +100,14 @@ def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
         tx.guard_alias(first, source, obj)
         return value
     tx.finalizes |= hasattr(type(obj), "__del__") and not isinstance(source, ConstSource)
-    wrapper = EXACT.get(type(obj)) or next(row[1] for row in FAMILIES if _is_of(row[0], obj))
+    wrapper = EXACT.get(type(obj)) or next(row[1] for row in FAMILIES if _belongs_to(row[0], obj))
     value = wrapper(tx, obj, source)
     tx.values_by_id[id(obj)] = (value, source)
     tx.keep_alive.append(obj)
     return value
 
 
-def _is_of(family: Any, obj: Any) -> bool:
+def _belongs_to(family: Any, obj: Any) -> bool:
     plain = isinstance(family, types.FunctionType)
     return family(obj) if plain else issubclass(type(obj), family)
 
@@ -256,8 +256,8 @@ def _read_dict(
 
 
 def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
-    proxy_source = ConstSource(shown_by(obj)) if isinstance(source, ConstSource) else None
-    inner = wrap(tx, shown_by(obj), proxy_source or CallSource(shown_by, (source,)))
+    proxy_source = ConstSource(mapping_behind(obj)) if isinstance(source, ConstSource) else None
+    inner = wrap(tx, mapping_behind(obj), proxy_source or CallSource(mapping_behind, (source,)))
     if not isinstance(inner, DictValue):
         raise Break("unsupported-arguments", f"a mappingproxy of {inner.describe()}")
     return MappingProxy(inner, source)
@@ -269,7 +269,7 @@ def _wrap_module_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     return _identical(ModuleObject)(tx, obj, source)
 
 
-def shown_by(proxy: types.MappingProxyType[Any, Any]) -> Any:
+def mapping_behind(proxy: types.MappingProxyType[Any, Any]) -> Any:
     """Return the mapping behind a mappingproxy."""
     return gc.get_referents(proxy)[0]
 

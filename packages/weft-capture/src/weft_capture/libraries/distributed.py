@@ -55,7 +55,7 @@ def _state(group: Any) -> Any:
     return identity, bool(_c10d._world.pg_coalesce_state)
 
 
-def _known(tx: Tracer, group: Value) -> Any:
+def _process_group(tx: Tracer, group: Value) -> Any:
     """Return a process group, or its name, and guard its identity."""
     group = tx.force(group)
     real = getattr(group, "obj", None) or group.as_constant()
@@ -77,18 +77,18 @@ def _bind(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 @rule_of_each(*(_HOME + name for name in (*_ASKED.split(), "_get_group_size_by_name")))
-def _ask(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+def _query(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     function = getattr(_c10d, name.removeprefix(_HOME))
     bound = _bind(function, args, kwargs)
     key = "group_name" if "group_name" in bound else "group"
-    real = _known(tx, bound.pop(key, NONE))
+    real = _process_group(tx, bound.pop(key, NONE))
     keywords = {name: value.as_constant() for name, value in bound.items()}
     return tx.literal(real_call(tx, function, **keywords, **({} if real is None else {key: real})))
 
 
 @rule(_FUNCTIONAL + "_resolve_group_name", _FUNCTIONAL + "_resolve_group")
 def _group_name(tx: Tracer, group: Value, tag: Value = NONE) -> Value:
-    real = _known(tx, group)
+    real = _process_group(tx, group)
     return constant(getattr(real, "group_name", real))
 
 
@@ -148,7 +148,7 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     bound = {key: tx.force(value) for key, value in bound.items()}
     more = [] if bound.pop("group_src", NONE) is NONE else ["a group's source"]
     later = bound.pop("async_op", FALSE).as_constant()
-    group, world = _known(tx, bound.pop("group", NONE)), distributed.group.WORLD
+    group, world = _process_group(tx, bound.pop("group", NONE)), distributed.group.WORLD
     more += ["a group"] if name == "broadcast" and group not in (None, world) else []
     group = group or world
     if more or tx.transforms or group is None or _state(group)[1]:
@@ -204,7 +204,7 @@ def _plain(name: str, tensor: Value) -> TensorValue:
 # ---- collectives of lists
 
 
-def _unlike() -> None:
+def _refuse_different() -> None:
     """Break where the tensors of a list differ."""
 
 
@@ -212,7 +212,7 @@ def _unlike() -> None:
 def _flat(tensors: Any, template: torch.Tensor, group: Any) -> list[torch.Tensor]:
     """Return the tensors, one for each process, as rows."""
     if len(tensors) != distributed.get_world_size(group):
-        _unlike()
+        _refuse_different()
     for tensor in tensors:
         followed = tensor.requires_grad and torch.is_grad_enabled()
         same = (
@@ -221,7 +221,7 @@ def _flat(tensors: Any, template: torch.Tensor, group: Any) -> list[torch.Tensor
             and tensor.device == template.device
         )
         if not same or followed or not tensor.is_contiguous():
-            _unlike()
+            _refuse_different()
     return [tensor.view(-1) for tensor in tensors]
 
 
@@ -261,7 +261,7 @@ def _all_to_all(
     return work
 
 
-decline("collective", "tensors of a list that differ", _unlike)
+decline("collective", "tensors of a list that differ", _refuse_different)
 if distributed.is_available():
     _gather_single = getattr(_c10d, "all_gather_single" if _NEW else _GATHER)
     _scatter_single = getattr(_c10d, "reduce_scatter_single" if _NEW else _SCATTER)
@@ -311,7 +311,7 @@ def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 
 
 @rule_of_each(_API + "DTensor.device_mesh", _API + "DTensor.placements")
-def _lies(name: Any, tx: Tracer, tensor: Any) -> Value:
+def _dtensor_query(name: Any, tx: Tracer, tensor: Any) -> Value:
     name = name.rpartition(".")[2]
     if tensor.real is None:
         return tx.literal(getattr(tensor.fake, name))

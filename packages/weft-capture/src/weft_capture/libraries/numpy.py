@@ -367,7 +367,7 @@ def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
     items = data.items if isinstance(data, SequenceValue) else [data]
     if items and all(isinstance(item, ArrayValue) for item in items):
         return _of_arrays(maker, tx, data, **kwargs)
-    alike = _alike(data)
+    alike = _sample_data(data)
     if "dtype" not in kwargs and any(isinstance(leaf, np.generic) for leaf in tree_leaves(alike)):
         with unset_fake_temporarily():
             kwargs["dtype"] = constant(real_call(tx, maker, alike).dtype)
@@ -419,10 +419,10 @@ def _of_arrays(
     return tensor.call_method(tx, "to", [], dtype_option) if dtype_option else tensor
 
 
-def _alike(data: Value) -> Any:
+def _sample_data(data: Value) -> Any:
     """Return an object from which torch creates a tensor of the same dtype, or the same error."""
     if isinstance(data, SequenceValue):
-        return [_alike(item) for item in data.items]
+        return [_sample_data(item) for item in data.items]
     if isinstance(data, Constant):
         return data.value
     try:

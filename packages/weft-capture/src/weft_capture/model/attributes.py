@@ -37,7 +37,7 @@ from weft_guards.sources import (
 from weft_capture import frame
 from weft_capture.breaks import Break
 from weft_capture.library_traits import IMMUTABLE_PACKAGES, UNGUARDED_PACKAGES
-from weft_capture.model.constant import MADE, NONE, constant
+from weft_capture.model.constant import FRAME_CLASSES, NONE, constant
 from weft_capture.model.dicts import DictValue, LazyValue
 from weft_capture.model.functions import BoundMethod
 from weft_capture.model.protocol import InstanceValue, Kwargs, MethodOf, Raised, Tracer, Value
@@ -169,7 +169,7 @@ def is_user_code(mro_entry: MroEntry) -> bool:
 
 def is_fixed(cls: type) -> bool:
     """Say whether a class is never changed: one of a library, or created during capture."""
-    return is_immutable_module(cls.__module__) or cls in MADE
+    return is_immutable_module(cls.__module__) or cls in FRAME_CLASSES
 
 
 def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) -> Source:

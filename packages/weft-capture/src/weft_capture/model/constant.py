@@ -207,13 +207,13 @@ class NullValue(Value):
         out.writer.push_null()
 
 
-MADE: weakref.WeakKeyDictionary[type, Value] = weakref.WeakKeyDictionary()
+FRAME_CLASSES: weakref.WeakKeyDictionary[type, Value] = weakref.WeakKeyDictionary()
 """Real class -> the value of its class statement, for classes created during capture."""
 
 
 def class_value(cls: type) -> Value:
     """Return the value of a class for generated code, which creates the frame's classes again."""
-    return MADE.get(cls) or Constant(cls)
+    return FRAME_CLASSES.get(cls) or Constant(cls)
 
 
 NULL = NullValue()

@@ -18,7 +18,13 @@ from weft_guards.sources import CallSource, Source
 
 from weft_capture import config
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.model.constant import MADE, Constant, class_value, constant, is_constant_object
+from weft_capture.model.constant import (
+    FRAME_CLASSES,
+    Constant,
+    class_value,
+    constant,
+    is_constant_object,
+)
 from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, key_in
 from weft_capture.model.proxy import Proxy
 
@@ -386,7 +392,7 @@ def _layout(items: Set[object]) -> tuple[list[object], int]:
 
 def _same_hash(key: Any) -> bool:
     """Say whether the object of a hash key hashes as the key does, in each process."""
-    return type(key).__name__ == "ObjectKey" or (is_element(key) and key not in MADE)
+    return type(key).__name__ == "ObjectKey" or (is_element(key) and key not in FRAME_CLASSES)
 
 
 def is_element(obj: Any) -> bool:

@@ -26,7 +26,7 @@ from weft_capture.model.protocol import (
     Tracer,
     Value,
     current_tracer,
-    found_by_identity,
+    identity_key,
     key_in,
 )
 from weft_capture.model.proxy import Proxy
@@ -53,14 +53,14 @@ class LazyValue(Value):
         return f"unread {type(self.obj).__name__}"
 
     def tp_hash(self) -> object:
-        return found_by_identity(self, self.obj)
+        return identity_key(self, self.obj)
 
 
 _BY_IDENTITY = (object, torch.Tensor)
 _COMPARING = ("__hash__", "__eq__")
 
 
-def _stand_in(key: Value) -> object:
+def _key_placeholder(key: Value) -> object:
     """Return a placeholder of a key that varies: its source, or the value."""
     if isinstance(key, Varying):
         number_types = {int, float} | VARYING_TYPES
@@ -139,7 +139,7 @@ class DictValue(Container, MutableValue):
         """Return a hash key, or the key itself for a write of a key that varies."""
         if self.read is None:
             return self.key(key)
-        log, name = self.log or [], _stand_in(key)
+        log, name = self.log or [], _key_placeholder(key)
         varying = bool(log) and isinstance(log[0][0], Value | Source)  # then all of them are
         fresh = name not in self.own or all(mark != name for mark, *_ in log[:-1])
         if writes and name is not None and (varying or not log) and fresh:
@@ -151,7 +151,7 @@ class DictValue(Container, MutableValue):
 
     def find(self, tx: Tracer, key: Value) -> tuple[Value, Value] | None:
         """Return an entry; in a dict that was not read, only this entry is guarded."""
-        mark = _stand_in(key) if self.read is not None else None
+        mark = _key_placeholder(key) if self.read is not None else None
         alone = mark is not None and all(changed == mark for changed, *_ in self.log or ())
         pregraph = tx.pregraph_value(key) if alone else None
         hashed = mark if pregraph or (alone and mark in self.own) else self.slot(key)

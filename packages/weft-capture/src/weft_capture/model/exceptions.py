@@ -278,7 +278,7 @@ def generator_type_name(flags: int) -> str:
     return "coroutine" if flags & inspect.CO_COROUTINE else asynchronous
 
 
-def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
+def exception_to_throw(tx: Tracer, error: Value, *rest: Value) -> Value:
     """Return the exception for `throw`, whose old form is class, value, traceback."""
     value = rest[0] if rest and rest[0] is not NONE else error
     if rest and (THROW_WARNS_OF_CLASSES or value.is_constant()):

@@ -31,7 +31,7 @@ from weft_capture.model.protocol import (
     Output,
     Tracer,
     Value,
-    found_by_identity,
+    identity_key,
 )
 from weft_capture.python_compat import ANNOTATE
 
@@ -45,7 +45,7 @@ class CellValue(MutableValue):
     contents: Value | None = None
     source: Source | None = None
     changing = ("contents",)
-    real: types.CellType = field(default_factory=types.CellType)  # that of stand-ins
+    real: types.CellType = field(default_factory=types.CellType)  # the cell of placeholders
 
     def store(self, tx: Tracer, value: Value | None) -> None:
         """Change the contents, recorded."""
@@ -112,7 +112,7 @@ class FunctionValue(MutableValue):
     obj: Any = None
     source: Source | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
-    stands_in: bool = False  # for an object of the library
+    is_placeholder: bool = False  # for an object of the library
 
     def describe(self) -> str:
         return f"function {self.code.co_qualname}"
@@ -123,7 +123,7 @@ class FunctionValue(MutableValue):
         return self.obj
 
     def tp_hash(self) -> object:
-        found_by_identity(self)
+        identity_key(self)
         return self if self.obj is None else self.obj
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
@@ -229,7 +229,7 @@ class FunctionValue(MutableValue):
         del self.attributes[name]
 
     def reconstruct(self, out: Output) -> None:
-        if self.stands_in:
+        if self.is_placeholder:
             raise Break("cannot-rebuild", f"{self.describe()} is needed after a graph break")
         own = self.globals is out.tx.function.__globals__  # equal code may run in another dict
         made_of = [

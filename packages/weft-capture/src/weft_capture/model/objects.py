@@ -36,9 +36,9 @@ from weft_capture.model.protocol import (
     Tracer,
     Value,
     current_tracer,
-    found_by_identity,
+    identity_key,
 )
-from weft_capture.model.region_marks import one_call
+from weft_capture.model.region_marks import mark_call
 from weft_capture.model.weakrefs import WeakRefValue
 from weft_capture.python_compat import error_text, type_name
 
@@ -109,7 +109,7 @@ class UserObject(InstanceValue):
         if self.cls.__hash__ is None:
             return super().tp_hash()
         if self.cls.__hash__ is by_identity or isinstance(self.obj, torch.nn.Module):
-            found_by_identity(self)
+            identity_key(self)
             return self if self.obj is None else self.obj
         mro_entry = attributes.lookup(self.cls, "__hash__")
         generated = getattr(getattr(self.cls.__hash__, "__code__", None), "co_filename", "")
@@ -157,14 +157,14 @@ class UserObject(InstanceValue):
         return attributes.plain_attribute(tx, self, name)
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
-        if not self._by_program(tx, "__setattr__", constant(name), value):
+        if not self._call_override(tx, "__setattr__", constant(name), value):
             self.plain_setattr(tx, name, value)
 
     def tp_delattro(self, tx: Tracer, name: str) -> None:
-        if not self._by_program(tx, "__delattr__", constant(name)):
+        if not self._call_override(tx, "__delattr__", constant(name)):
             self.plain_delattr(tx, name)
 
-    def _by_program(self, tx: Tracer, name: str, *args: Value) -> bool:
+    def _call_override(self, tx: Tracer, name: str, *args: Value) -> bool:
         """Call the class's override of a method of `object`, if it has one."""
         if self.has_special(name):
             self.special(tx, name).tp_call(tx, list(args), {})
@@ -446,7 +446,7 @@ class ModuleValue(UserObject):
         return attributes.module_call(tx, self, args, kwargs)
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        with one_call(tx, self.cls.__qualname__):
+        with mark_call(tx, self.cls.__qualname__):
             return super().tp_call(tx, args, kwargs)
 
 

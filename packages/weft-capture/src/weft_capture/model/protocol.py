@@ -307,7 +307,7 @@ class Value:
             current_tracer().raise_(TypeError, unhashable(self.python_type()))
         by_identity: Any = object.__hash__
         if hashes is by_identity:
-            return found_by_identity(self)
+            return identity_key(self)
         try:
             constant = self.as_constant()
             hash(constant)
@@ -461,7 +461,7 @@ def method_of_each(value_class: type[Value], *names: str) -> Callable[[H], H]:
 AT_RUN = object()  # is in hash keys of what the program hashes otherwise
 
 
-def found_by_identity(value: Value, obj: object = None) -> object:
+def identity_key(value: Value, obj: object = None) -> object:
     """Return the hash key of an object that is compared by identity, which is guarded.
 
     Args:

@@ -23,7 +23,7 @@ _CALLS = itertools.count()
 
 
 @contextmanager
-def one_call(tx: Tracer, callee: str, limit: int | None = None) -> Iterator[None]:
+def mark_call(tx: Tracer, callee: str, limit: int | None = None) -> Iterator[None]:
     """Mark the operations of the block as one call, if it restores the modes.
 
     Args:

@@ -40,7 +40,7 @@ class WeakRefValue(Value):
     callback: Value = NONE
 
     def __post_init__(self) -> None:
-        self.made_at = self.tx.steps.now
+        self.created_at = self.tx.steps.now
 
     def tp_hash(self) -> object:
         if self.ref is not None:
@@ -63,7 +63,7 @@ class WeakRefValue(Value):
             self.check(tx)
             return tx.force(self.target)
         target = self.ref()
-        if target is not None and _is_let_go(tx, target):
+        if target is not None and _is_released(tx, target):
             raise _may_be_dead()
         if self.source is None or isinstance(self.source, ConstSource):
             return tx.const_object(target)
@@ -73,14 +73,14 @@ class WeakRefValue(Value):
         """Break, where the reference was made, if the object may have died."""
         real = tx.real_id(self.target)
         if real in tx.released_ids if real else not tx.leads_to(self.target):
-            raise _may_be_dead(self.made_at)
+            raise _may_be_dead(self.created_at)
 
     def reconstruct(self, out: Output) -> None:
         self.check(self.tx)
         out.call(weakref.ref, [self.target, self.callback])
 
 
-def _is_let_go(tx: Tracer, obj: object) -> bool:
+def _is_released(tx: Tracer, obj: object) -> bool:
     """Say whether what a variable let go of, or a container that changed here, is or held it."""
     changed = {id(value) for value in tx.effects.changed if isinstance(value, Container)}
     lost = [k for k in tx.keep_alive if id(k) in tx.released_ids or _id_of(tx, k) in changed]

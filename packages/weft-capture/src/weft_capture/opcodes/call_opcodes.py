@@ -13,7 +13,7 @@ from weft_capture.model.functions import CellValue, FunctionValue
 from weft_capture.model.iteration import steps
 from weft_capture.model.objects import ModuleValue
 from weft_capture.model.protocol import Frame, Kwargs, Raised, Value
-from weft_capture.model.region_marks import one_call
+from weft_capture.model.region_marks import mark_call
 from weft_capture.opcodes.dispatch import opcode
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 
@@ -33,7 +33,7 @@ def _call_in(frame: Frame, callee: Value, args: list[Value], kwargs: Kwargs) -> 
     """Call from a frame, whose stack must be what lies below the call already."""
     tx = frame.tx
     if isinstance(callee, ModuleValue):
-        with one_call(tx, callee.cls.__qualname__):
+        with mark_call(tx, callee.cls.__qualname__):
             return _call_in(frame, *attributes.module_call(tx, callee, args, kwargs))
     depth = 0
     while (forwarded := callee.forwards(tx, args, kwargs)) is not None:

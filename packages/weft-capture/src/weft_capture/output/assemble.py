@@ -68,7 +68,7 @@ def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[No
     written = {e.node: e.recorded_at for e in tx.graph.inputs if e.recorded_at >= 0}
     for node in reversed(tx.graph.graph.nodes):
         visible = node in written or (node in outputs and node.op != "placeholder")
-        steps = (tx.graph.made_at[user] for user in node.users if user in leading)
+        steps = (tx.graph.step_of_node[user] for user in node.users if user in leading)
         first = [step for step in steps if step > written.get(node, -1)]
         fake = node.meta.get("example_value") if visible else None
         if first and getattr(fake, "requires_grad", False):

@@ -87,7 +87,7 @@ class RealStep:
                 writer.original(index)
             else:
                 writer.load_attr(instr.argval)
-                writer.in_place_of(index)
+                writer.replacing(index)
             pair = [False, True] if NULL_BELOW else [True, False]
             writer.push_null()
             if NULL_BELOW:
@@ -125,17 +125,17 @@ class RealStep:
             writer.load_local(manager)
             writer.load_const(name)
             writer.call(2)
-            writer.in_place_of(index)
+            writer.replacing(index)
             if name == leave:
                 writer.push_null()
         writer.call(0)
-        writer.in_place_of(index)
+        writer.replacing(index)
         self.resume(index + 1, stack_after(self.decoded.instrs[index], self.below))
         self._handle(index)
 
     def returned(self, index: int) -> None:
         """Continue after a call that replaced instruction `index`, whose result was pushed."""
-        self.writer.in_place_of(index)
+        self.writer.replacing(index)
         self.resume(index + 1, [*self.below, True])
         self._handle(index)
 
@@ -181,7 +181,7 @@ class RealStep:
         else:
             loop, done = writer.label(), writer.label()
             writer.jump(loop)  # 3.13 looks for the handler of SEND one instruction before it
-            writer.in_place_of(index)
+            writer.replacing(index)
             writer.mark(loop)
             writer.original(index, done)
             for position in (index + 1, index + 2):

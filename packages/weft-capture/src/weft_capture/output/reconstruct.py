@@ -20,7 +20,14 @@ from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer
 from weft_capture.functions.generators import GeneratorValue
 from weft_capture.model.attributes import is_hidden
-from weft_capture.model.constant import MADE, NULL, Constant, Varying, class_value, constant
+from weft_capture.model.constant import (
+    FRAME_CLASSES,
+    NULL,
+    Constant,
+    Varying,
+    class_value,
+    constant,
+)
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.dicts import LazyValue
 from weft_capture.model.functions import CellValue
@@ -67,7 +74,9 @@ class Output:
         if temp is not None:
             self.writer.load_local(temp)
             return
-        if isinstance(value, Constant) and type(value.value) in MADE:  # a member of an enum
+        if (
+            isinstance(value, Constant) and type(value.value) in FRAME_CLASSES
+        ):  # a member of an enum
             enum_class, name = (
                 class_value(type(value.value)),
                 str(getattr(value.value, "_name_", None)),
@@ -86,7 +95,7 @@ class Output:
             self.writer.load_closure(cell)
             return
         if value.source is not None:
-            owner = self.tx.effects.sealing(value.source)
+            owner = self.tx.effects.owner_of_input(value.source)
             if owner is not None:
                 detail = f"a part of {owner.describe()}, which is made again"
                 raise Break("class-definition", detail, self.tx.steps.restart_step_of(owner))
@@ -161,7 +170,7 @@ class Output:
             raise Break("autograd-state", "a tensor with a hook leaves the graph", value.hooked_at)
         if isinstance(value, TensorValue) and value.is_new_leaf():
             # The tracer of the next stage would give it a `grad_fn`, or no gradient.
-            step = self.tx.graph.made_at.get(node, -1)
+            step = self.tx.graph.step_of_node.get(node, -1)
             raise Break("autograd-state", "a new leaf that requires grad leaves the graph", step)
         ending = self.ended(value) if isinstance(value, TensorValue) else None
         if ending is not None:
@@ -208,7 +217,11 @@ class Output:
             value = value.forced
         if value in self._temps or value in self.cells:
             return
-        if isinstance(value, Constant) and value.origin is None and type(value.value) not in MADE:
+        if (
+            isinstance(value, Constant)
+            and value.origin is None
+            and type(value.value) not in FRAME_CLASSES
+        ):
             return
         self.load(value)
         if value not in self._temps:

@@ -201,7 +201,7 @@ class _Calls:
             for call, inside in calls.items():
                 worth_it = call[2] is not None or len(inside) >= _LEAST
                 if worth_it and self._stands_alone(inside):
-                    alike[*call[1:], _likeness(inside)].append(call)
+                    alike[*call[1:], _signature_text(inside)].append(call)
             kinds: Counter[str] = Counter()
             for (function, limit, text), found in alike.items():
                 if len(found) > 1 and (limit is None or kinds[function] < limit):
@@ -217,7 +217,7 @@ class _Calls:
         return together and not shared and inside[0] not in self.changed
 
 
-def _likeness(inside: Sequence[fx.Node]) -> str:
+def _signature_text(inside: Sequence[fx.Node]) -> str:
     """Write the operations so that those of two calls have one text if they may share code."""
     names: dict[fx.Node, str] = {}
     memory: dict[int, int] = {}

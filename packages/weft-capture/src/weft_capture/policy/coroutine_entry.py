@@ -71,7 +71,7 @@ def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[...,
     return optimised
 
 
-def driven_here(function: Any, *args: Any, **kwargs: Any) -> Any:
+def call_in_hook(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function with the current run of the frame hook."""
     miss = frame.current()
     plain = getattr(function, "__func__", function)

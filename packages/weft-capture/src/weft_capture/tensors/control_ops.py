@@ -26,7 +26,7 @@ def cond(pred: torch.Tensor, true_fn: Branch, false_fn: Branch, operands: Sequen
         true_fn, false_fn: called with `operands`; give a tuple of tensors.
         operands: tensors and numbers.
     """
-    if _is_unknown(pred):
+    if _is_unbacked(pred):
         return _either(pred, true_fn(*operands), false_fn(*operands))
     return true_fn(*operands) if pred else false_fn(*operands)
 
@@ -44,7 +44,7 @@ def while_loop(
     """
     values = tuple(carried)
     (condition,) = cond_fn(*values, *extra)
-    if _is_unknown(condition):
+    if _is_unbacked(condition):
         return _either(condition, body_fn(*values, *extra), values)
     while condition:
         values = body_fn(*values, *extra)
@@ -52,7 +52,7 @@ def while_loop(
     return values
 
 
-def _is_unknown(value: object) -> bool:
+def _is_unbacked(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 

@@ -79,7 +79,7 @@ class GraphBuilder:
         self.op_count = 0
         self.inference = torch.is_inference_mode_enabled()
         self.region: int | None = None  # of activation checkpointing, which the program is in
-        self.made_at: dict[Node, int] = {}  # the step that made each node
+        self.step_of_node: dict[Node, int] = {}  # the step that made each node
         self.input_at: dict[Node, GraphInput] = {}
         self.floats: dict[Source, Any] = {}  # and sizes that Python computes
         self.has_wrappers = False
@@ -272,7 +272,7 @@ class GraphBuilder:
         if self.region is not None:
             node.meta["recompute"] = self.region
         self.op_count += 1
-        self.made_at[node] = self.tx.steps.now
+        self.step_of_node[node] = self.tx.steps.now
         self.tx.journal.on_rollback(lambda: self.discard(node))
 
     def discard(self, node: Node) -> None:

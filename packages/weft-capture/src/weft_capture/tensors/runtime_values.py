@@ -123,7 +123,7 @@ class RandomValue(Value):
     cls = random.Random
 
 
-class Seen:
+class TensorSnapshot:
     """The tensors among arguments of a deferred call: they must not change until it runs.
 
     Args:
@@ -167,15 +167,15 @@ class TextValue(VaryingObject):
     cls: type = str
 
     def __post_init__(self) -> None:
-        self.seen = Seen(self.tx, self.args, self.number)
+        self.snapshot = TensorSnapshot(self.tx, self.args, self.number)
 
     def as_constant(self) -> Any:
-        if self.seen.tensors:
+        if self.snapshot.tensors:
             raise NotConstant("the text of a tensor")
         return self.function(*[arg.as_constant() for arg in self.args])
 
     def reconstruct(self, out: Output) -> None:
-        self.seen.check()
+        self.snapshot.check()
         out.call(self.function, self.args)
 
 

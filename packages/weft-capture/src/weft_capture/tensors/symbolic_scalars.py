@@ -244,7 +244,7 @@ def pregraph_value(tx: Tracer, value: Any) -> PregraphValue | None:
     if isinstance(value, RuntimeValue):
         return None if value.source is None else (value.source, value.hint)
     if isinstance(value, TextValue):
-        return None if value.seen.tensors else _before(tx, value.function, *value.args)
+        return None if value.snapshot.tensors else _before(tx, value.function, *value.args)
     if isinstance(operand, Constant | int | float):
         number = getattr(operand, "value", operand)
         return ConstSource(number), number

@@ -30,7 +30,7 @@ from weft_capture.model.protocol import (
     Output,
     Tracer,
     Value,
-    found_by_identity,
+    identity_key,
 )
 from weft_capture.model.slots import binary, unary
 
@@ -205,7 +205,7 @@ class TensorValue(GraphValue):
         return self.real is None and (leaf or self.cls is torch.nn.Parameter)
 
     def tp_hash(self) -> object:
-        return found_by_identity(self, self.real)
+        return identity_key(self, self.real)
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         check_attributes(name)

@@ -37,7 +37,7 @@ from weft_capture.model.containers import (
     TupleValue,
 )
 from weft_capture.model.dicts import DictValue, DictView
-from weft_capture.model.exceptions import ExceptionValue, chain, thrown
+from weft_capture.model.exceptions import ExceptionValue, chain, exception_to_throw
 from weft_capture.model.iteration import steps
 from weft_capture.model.iterators import (
     CombinedIterator,
@@ -320,7 +320,7 @@ def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
             real_call(tx, iter, None, None)  # the words are other ones from CPython 3.12 on
         calls = tx.const_object(polyfills.calls).tp_call(tx, [items, sentinel], {})
         assert isinstance(calls, GeneratorValue)
-        calls.cls, calls.made_by = CALLS, iter
+        calls.cls, calls.created_by = CALLS, iter
         return calls
     return items.tp_iter(tx)
 
@@ -405,7 +405,7 @@ def _send(tx: Tracer, self: GeneratorValue | AsyncStep, value: Value) -> Value:
 @method(AsyncStep, "throw")
 @method(GeneratorValue, "throw")
 def _throw(tx: Tracer, self: GeneratorValue | AsyncStep, error: Value, *rest: Value) -> Value:
-    return item_or_stop(tx, self, self.throw(tx, thrown(tx, error, *rest)))
+    return item_or_stop(tx, self, self.throw(tx, exception_to_throw(tx, error, *rest)))
 
 
 @method(GeneratorValue, "close")
@@ -426,7 +426,7 @@ def _step(name: str, tx: Tracer, self: GeneratorValue, *args: Value) -> Value:
 _GIVEN: dict[str, Callable[..., Value]] = {
     "__anext__": lambda tx: NONE,
     "asend": lambda tx, value: value,
-    "athrow": thrown,
+    "athrow": exception_to_throw,
     "aclose": lambda tx: ExceptionValue(GeneratorExit, []),
 }
 method(GeneratorValue, "__aiter__")(lambda tx, self: self)

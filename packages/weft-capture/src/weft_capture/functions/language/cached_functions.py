@@ -42,7 +42,7 @@ class CachedFunction(ObjectConstant, MutableValue):
     def replay(self, out: Output) -> None:
         for key, args, kwargs in self.calls:
             keywords = DictValue([(constant(name), value) for name, value in kwargs.items()])
-            out.later(_Again(key is not None), self, TupleValue(args), keywords)
+            out.later(_RepeatedCall(key is not None), self, TupleValue(args), keywords)
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         from weft_capture.effects.runtime_asserts import has_checks  # noqa: PLC0415 - import cycle
@@ -87,10 +87,10 @@ class CachedFunction(ObjectConstant, MutableValue):
         if not is_immutable_module(self.obj.__module__):
             owner = self.source or ProgramSource(WeakIdentity(self.obj))
             misses = ConstSource(self.obj.cache_info().misses)
-            tx.guard(CallSource(_still_knows, (owner, misses)), "CONST", True)
+            tx.guard(CallSource(_still_has_entries, (owner, misses)), "CONST", True)
             tx.mutate(self)
             self.calls.append((cache_key, args, kwargs))
-            return tx.literal(result) if plain else tx.wrap(result, _kept(result))
+            return tx.literal(result) if plain else tx.wrap(result, _object_source(result))
         return tx.literal(result) if plain else None
 
     def _rehearse(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> None:
@@ -149,22 +149,24 @@ def _vary(values: Sequence[Value]) -> bool:
 class _InCache(RootSource):
     """The source of a mutable object in a cache, which other callers share: it may not change."""
 
-    made_at: int
+    step_of_node: int
 
     text = "a cache"
 
     def emit(self, builder: Builder) -> None:
-        raise Break("cached-function", "an object of a cache is changed or returned", self.made_at)
+        raise Break(
+            "cached-function", "an object of a cache is changed or returned", self.step_of_node
+        )
 
 
-def _kept(result: object) -> Source:
+def _object_source(result: object) -> Source:
     try:
         return CallSource(WeakIdentity(result).get, ())
     except TypeError:  # it takes no weak reference
         return ConstSource(result)
 
 
-class _Again:
+class _RepeatedCall:
     """Calls a cached function, except the first time where capture has called it."""
 
     def __init__(self, done: bool) -> None:
@@ -176,7 +178,7 @@ class _Again:
         self.done = False
 
 
-def _still_knows(function: Any, misses: int) -> bool:
+def _still_has_entries(function: Any, misses: int) -> bool:
     """Say whether a cache still has the entries it had at this number of misses."""
     now = function.cache_info()
     full = now.maxsize is not None and now.currsize >= now.maxsize

@@ -46,7 +46,7 @@ def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
     same_payload = getattr(left, "value", left) is getattr(right, "value", right)  # NaN, say
     if not (varies or same_payload or tx.builtin(operator.eq, left, right).nb_bool(tx)):
         return False
-    (source, first), (origin, other) = (_home(tx, each) for each in (left, right))
+    (source, first), (origin, other) = (_origin_object(tx, each) for each in (left, right))
     if source is None and origin is None:
         if not (varies or first is other or is_shared(first)):
             raise Break("object-identity", f"whether two objects {left.describe()} are one")
@@ -58,7 +58,7 @@ def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
     return first is other
 
 
-def _home(tx: Tracer, value: Any) -> tuple[Source | None, object]:
+def _origin_object(tx: Tracer, value: Any) -> tuple[Source | None, object]:
     """Return the source of a number or string, and the object."""
     if isinstance(value, Constant):
         return value.origin, value.value

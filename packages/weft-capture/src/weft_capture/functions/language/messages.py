@@ -20,7 +20,7 @@ from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import original
-from weft_capture.effects.native_objects import ReplayedValue
+from weft_capture.effects.native_objects import NativeObject
 from weft_capture.functions.language.text import HOLES, text_of
 from weft_capture.functions.table import rule, rule_of_each
 from weft_capture.library_traits import LOG_HANDLER_MODULES
@@ -61,7 +61,7 @@ def _print(
     if not all(isinstance(text.as_constant(), str | None) for text in (sep, end)):
         raise Break("builtin-error", "print with a sep or end that is not a string")
     stream = file if file is not NONE else tx.const_object(sys).tp_getattro(tx, "stdout")
-    if isinstance(stream, ReplayedValue):
+    if isinstance(stream, NativeObject):
         strings = [text_of(tx, arg, str) for arg in args]
         space, newline = (text.as_constant() for text in (sep, end))
         text = (" " if space is None else space).join(strings)
@@ -72,7 +72,7 @@ def _print(
         _check_stream(tx, stream)
     try:
         with tx.journal.unchanged("a __str__ with effects"):
-            texts = [_shown(tx, arg) for arg in args]
+            texts = [_snapshot(tx, arg) for arg in args]
     except Raised:
         raise Break("builtin-error", "print of an object whose __str__ raises") from None
     tx.calls.add(_print_now, sep, end, file, constant(flush.nb_bool(tx)), *texts)
@@ -82,7 +82,7 @@ def _print_now(sep: Any, end: Any, file: Any, flush: bool, *texts: Any) -> None:
     print(*texts, sep=sep, end=end, file=file, flush=flush)
 
 
-def _shown(tx: Tracer, value: Value) -> Value:
+def _snapshot(tx: Tracer, value: Value) -> Value:
     value = tx.force(value)
     return value if isinstance(value, HOLES) else constant(text_of(tx, value, str))
 

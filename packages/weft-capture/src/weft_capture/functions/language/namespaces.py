@@ -23,7 +23,7 @@ from weft_capture.functions.classes import ClassValue
 from weft_capture.functions.table import decline, rule
 from weft_capture.model.constant import (
     FALSE,
-    MADE,
+    FRAME_CLASSES,
     NONE,
     NULL,
     Constant,
@@ -155,7 +155,7 @@ def _run_as_it_is(tx: Tracer, detail: str) -> NoReturn:
     raise error
 
 
-def _ask_once(tx: Tracer) -> None:
+def _check_locals_read_once(tx: Tracer) -> None:
     """Run a frame eagerly when its dict of locals may be read twice.
 
     Up to CPython 3.12 a frame has one such dict, which keeps added entries.
@@ -170,7 +170,7 @@ def _ask_once(tx: Tracer) -> None:
 
 @rule(locals)
 def _locals(tx: Tracer) -> Value:
-    _ask_once(tx)
+    _check_locals_read_once(tx)
     return DictValue([(constant(name), value) for name, value in _variables(tx).items()])
 
 
@@ -238,7 +238,7 @@ def _execute(tx: Tracer, mode: str, source: Value, scopes: Sequence[Value], more
     ops = {instr.opname for instr in decode(code).instrs}
     if names is NONE and local_names is NONE:
         if not ops.isdisjoint(("STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS")):
-            _ask_once(tx)
+            _check_locals_read_once(tx)
             raise Break("dynamic-code", f"{mode} that assigns variables")
         global_dict, variables = frame.function.globals, _variables(tx)
     else:
@@ -350,7 +350,7 @@ def _hash(tx: Tracer, value: Value) -> Value:
     if isinstance(value, UserObject | TensorValue | FunctionValue):
         if getattr(value.python_type(), "__hash__", None) is None:
             tx.raise_(TypeError, unhashable(value.python_type()))
-        if value.python_type() in MADE:
+        if value.python_type() in FRAME_CLASSES:
             raise Break("class-definition", "the hash of an object whose class may change")
         return RuntimeNumber(hash, [value])
     if type(value) is TupleValue and not value.is_constant():

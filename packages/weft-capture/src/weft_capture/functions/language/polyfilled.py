@@ -100,12 +100,12 @@ def polyfill(original: Any, version: Any) -> None:
                 raise Break("builtin-error", f"an error of {name}") from None
             raise
         if isinstance(result, GeneratorValue) and isinstance(owner, type):
-            result.cls, result.made_by = owner, original
+            result.cls, result.created_by = owner, original
         for branch in result.unpack(tx) if original is itertools.tee else ():
             if isinstance(branch, GeneratorValue):
                 branch.cls = TEE
         if isinstance(result, FunctionValue):
-            result.stands_in = True
+            result.is_placeholder = True
         return result
 
     rule(original)(run)

@@ -36,14 +36,14 @@ from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break
-from weft_capture.effects.native_objects import FACTORIES, CallLog, ReplayedValue
+from weft_capture.effects.native_objects import FACTORIES, CallLog, NativeObject
 from weft_capture.functions.generators import ASYNC, GeneratorValue
 from weft_capture.functions.table import code_rule, pure, pure_or_traced, rule, rule_of_each
 from weft_capture.functions.wrap import EXACT
 from weft_capture.model import attributes
 from weft_capture.model.constant import (
     CONSTANT_TYPES,
-    MADE,
+    FRAME_CLASSES,
     NONE,
     VARYING_TYPES,
     Constant,
@@ -94,21 +94,21 @@ def _signature(signature_function: Any, tx: Tracer, of: Value, **options: Value)
     if isinstance(obj, types.FunctionType) and not attributes.is_immutable_module(obj.__module__):
         if source is None or isinstance(source, ConstSource):
             source = ProgramSource(WeakIdentity(obj))
-        tx.guard_same(_is_made_of, source, _made_of(obj))
+        tx.guard_same(_has_signature_parts, source, _signature_parts(obj))
     return fold(tx, signature_function, [of], options)
 
 
-def _made_of(function: types.FunctionType) -> list[object]:
+def _signature_parts(function: types.FunctionType) -> list[object]:
     """Return the objects that the signature of a function, and of its wrapped one, depends on."""
     tables = (function.__kwdefaults__, function.__annotations__, function.__dict__)
     pairs = [obj for variables in tables for pair in (variables or {}).items() for obj in pair]
     wrapped = function.__dict__.get("__wrapped__")
-    inner = _made_of(wrapped) if isinstance(wrapped, types.FunctionType) else []
+    inner = _signature_parts(wrapped) if isinstance(wrapped, types.FunctionType) else []
     return [function.__code__, *(function.__defaults__ or ()), *pairs, *inner]
 
 
-def _is_made_of(function: types.FunctionType, objects: list[object]) -> bool:
-    now = _made_of(function)
+def _has_signature_parts(function: types.FunctionType, objects: list[object]) -> bool:
+    now = _signature_parts(function)
     return len(now) == len(objects) and all(map(operator.is_, now, objects))
 
 
@@ -132,7 +132,7 @@ def _dispatch(
 ) -> Value | None:
     """`dispatch` of a single-dispatch function, traced where a class was created in the frame."""
     cls = args[0].as_constant() if len(args) == 1 else None
-    if function.obj is None or not isinstance(cls, type) or cls in MADE or tx.effects:
+    if function.obj is None or not isinstance(cls, type) or cls in FRAME_CLASSES or tx.effects:
         return None
     cache = inspect.getclosurevars(function.obj).nonlocals["dispatch_cache"]
     if type(cache) is not weakref.WeakKeyDictionary:
@@ -256,7 +256,7 @@ pure_or_traced(json.dumps, json.loads, re.sub, pprint.pformat, typing.get_origin
 @rule_of_each(*FACTORIES)
 def _replayed(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     first = args[0] if args else NONE
-    log = first.log if isinstance(first, ReplayedValue) else CallLog()
+    log = first.log if isinstance(first, NativeObject) else CallLog()
     return log.run(tx, factory, list(args), kwargs)
 
 

@@ -167,7 +167,7 @@ HOLES = (TensorValue, SymFloatValue, SymValue, RuntimeValue, TextValue)
 """Values whose text is formatted at run time."""
 
 
-def shown(tx: Tracer, value: Value) -> Any:
+def format_argument(tx: Tracer, value: Value) -> Any:
     """Return a value as an argument of a format call."""
     value = tx.force(value)
     try:
@@ -190,11 +190,11 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
         shows_objects = _OBJECTS.search(text) is not None
         return _with_holes(tx, _interpolated, [constant(text)], operands, not shows_objects)
     if items is not None:
-        operand: Any = tuple(shown(tx, value) for value in operands)
+        operand: Any = tuple(format_argument(tx, value) for value in operands)
     elif isinstance(right, DictValue):
-        operand = right.build(lambda item: shown(tx, item))
+        operand = right.build(lambda item: format_argument(tx, item))
     else:
-        operand = shown(tx, right)
+        operand = format_argument(tx, right)
     return constant(real_call(tx, operator.mod, text, operand))
 
 
@@ -211,8 +211,8 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
     if any(isinstance(tx.force(arg), HOLES) for arg in (*args, *kwargs.values())):
         head = [self, constant(len(args)), constant(tuple(kwargs))]
         return _with_holes(tx, _filled, head, [*args, *kwargs.values()], "!" not in text)
-    real = [shown(tx, arg) for arg in args]
-    keywords = {name: shown(tx, value) for name, value in kwargs.items()}
+    real = [format_argument(tx, arg) for arg in args]
+    keywords = {name: format_argument(tx, value) for name, value in kwargs.items()}
     pairs = zip((*args, *kwargs.values()), (*real, *keywords.values()), strict=True)
     if _PARTS.search(text) and any(type(s) is not arg.python_type() for arg, s in pairs):
         raise Break("string-conversion", "a format with attributes or items in its fields")

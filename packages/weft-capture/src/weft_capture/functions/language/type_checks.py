@@ -48,11 +48,11 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
 
 def _has_class(tx: Tracer, value: Value, cls: type, target: type) -> bool:
     if isinstance(target, abc.ABCMeta) and cls is not target:  # which asks for `__class__` first
-        return _claims(tx, value, target) or _subclass(tx, cls, (target,))
-    return _subclass(tx, cls, (target,)) or _claims(tx, value, target)
+        return _class_attribute_is(tx, value, target) or _subclass(tx, cls, (target,))
+    return _subclass(tx, cls, (target,)) or _class_attribute_is(tx, value, target)
 
 
-def _claims(tx: Tracer, value: Value, target: type) -> bool:
+def _class_attribute_is(tx: Tracer, value: Value, target: type) -> bool:
     """Say whether an object's `__class__` is this class, where the program overrides it."""
     if isinstance(value, ExceptionValue):
         value.refuse("__getattribute__")

@@ -85,7 +85,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
         raise Break("higher-order-op", f"{name} in such a graph")
     old = list(graph.tensors())
     versions, written = [version_of(value.fake) for value in old], graph.writes()
-    with isolated(tx, name) as nodes, engine.kept_inside(tx):
+    with isolated(tx, name) as nodes, engine.one_graph_call(tx):
         result = function.tp_call(tx, list(args), {})
         leaves, spec = pytree.tree_flatten(real_tree(tx, result, None))
         inside = {id(value) for value in graph.tensors()} - set(map(id, old))

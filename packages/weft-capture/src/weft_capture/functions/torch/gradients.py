@@ -75,7 +75,7 @@ def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -
     if self.source is not None:
         _change_leaf(tx, self, flag)
         return self
-    tx.graph.made_at[self.node] = tx.steps.now  # as a leaf
+    tx.graph.step_of_node[self.node] = tx.steps.now  # as a leaf
     return tx.graph.emit("call_method", "requires_grad_", [self, constant(flag)], {})
 
 
@@ -117,7 +117,7 @@ def _parameter(tx: Tracer, data: Value = NONE, requires_grad: Value = TRUE) -> V
     parameter = data.call_method(tx, "detach", [], {})
     assert isinstance(parameter, TensorValue)
     parameter.cls = torch.nn.Parameter
-    tx.graph.made_at[parameter.node] = tx.steps.now
+    tx.graph.step_of_node[parameter.node] = tx.steps.now
     return parameter.call_method(tx, "requires_grad_", [requires_grad], {})
 
 
@@ -160,7 +160,7 @@ def _gradients(
         for value in (outputs, inputs, grad_outputs)
     ]
     for entry in tx.graph.inputs:  # all of them: those tensors are among these now
-        _begins_here(tx, entry)
+        _check_graph_leaf(tx, entry)
     options = {"create_graph": create_graph, "retain_graph": TRUE}
     options |= {"allow_unused": allow_unused, "materialize_grads": materialize_grads}
     options["is_grads_batched"] = is_grads_batched
@@ -168,7 +168,7 @@ def _gradients(
         return tx.graph.emit("call_function", torch.autograd.grad, lists, options)
 
 
-def _begins_here(tx: Tracer, entry: GraphInput) -> None:
+def _check_graph_leaf(tx: Tracer, entry: GraphInput) -> None:
     """Check that no history and no hooks from outside take part in the graph's backward."""
     fake, real = entry.node_example, entry.example
     if not isinstance(fake, torch.Tensor) or not fake.requires_grad:

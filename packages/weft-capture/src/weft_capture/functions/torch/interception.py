@@ -24,11 +24,11 @@ from weft_capture.functions import table
 from weft_capture.functions.graph_functions import hashes_silently, is_graph_function
 from weft_capture.functions.torch.pytree import real_tree, tree_value
 from weft_capture.model import attributes
-from weft_capture.model.constant import FALSE, MADE, NONE, Constant, constant
+from weft_capture.model.constant import FALSE, FRAME_CLASSES, NONE, Constant, constant
 from weft_capture.model.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.model.dicts import LazyValue
 from weft_capture.model.objects import UserObject
-from weft_capture.model.protocol import Kwargs, MutableValue, Tracer, Value, found_by_identity
+from weft_capture.model.protocol import Kwargs, MutableValue, Tracer, Value, identity_key
 from weft_capture.tensors.modes import around, mode_source
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
 from weft_capture.tensors.tensor import READERS, TensorValue
@@ -54,7 +54,7 @@ _WITHOUT_DATA = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
 def has_handler(cls: type) -> bool:
     """Say whether a tensor class only adds a `__torch_function__`."""
-    if not issubclass(cls, torch.Tensor) or cls is torch.Tensor or cls in MADE:
+    if not issubclass(cls, torch.Tensor) or cls is torch.Tensor or cls in FRAME_CLASSES:
         return False
     plain = type(cls) in _METACLASSES and not issubclass(cls, _WITHOUT_DATA)
     handler, dispatch = (attributes.lookup(cls, n) for n in (_HANDLER, "__torch_dispatch__"))
@@ -77,7 +77,7 @@ class OverridingTensor(UserObject):
         return cast("TensorValue", self.base)
 
     def tp_hash(self) -> object:
-        return found_by_identity(self, self.obj)
+        return identity_key(self, self.obj)
 
     def graph_arg(self) -> Any:
         raise Break("torch-function", f"a {self.cls.__name__} inside a nested argument")
@@ -121,13 +121,14 @@ def retyped(tx: Tracer, cls: Any, tensor: Value, detached: bool = False) -> Valu
     base = _plain(tx, tensor)
     if not isinstance(base, TensorValue) or not (cls is torch.Tensor or has_handler(cls)):
         raise Break("tensor-subclass", f"making a {cls.__qualname__}")
-    _check_no_finalizer(cls)
+    check_no_finalizer(cls)
     alias = torch.ops.aten.detach.default if detached else torch.ops.aten.alias.default
     result = tx.graph.emit_plain("call_function", alias, [base], {})
     return result if cls is torch.Tensor else OverridingTensor(cls, result)
 
 
-def _check_no_finalizer(cls: Any) -> None:
+def check_no_finalizer(cls: Any) -> None:
+    """Break for a class whose instances have a `__del__`."""
     if attributes.lookup(cls, "__del__") is not None:
         raise Break("finalizer", f"making a {cls.__qualname__}, which has a __del__")
 
@@ -288,7 +289,7 @@ class Overrides(MutableValue):
         tx, listener = self.tx, _Listener()
         by_id: dict[int, tuple[Any, Value]] = {}
 
-        def stand_in(value: Value) -> Any:
+        def placeholder(value: Value) -> Any:
             example = _example(value)
             by_id.setdefault(id(example), (example, value))
             return example
@@ -304,7 +305,7 @@ class Overrides(MutableValue):
             torch._C.DisableTorchFunctionSubclass if self.level else contextlib.nullcontext
         )
         with unset_fake_temporarily(), classes_off():
-            arguments, keywords = pytree.tree_map(stand_in, (trees, keyword_trees))
+            arguments, keywords = pytree.tree_map(placeholder, (trees, keyword_trees))
             try:
                 with listener:
                     result = function(*arguments, **keywords)
@@ -317,9 +318,9 @@ class Overrides(MutableValue):
         if len(listener.calls) != 1 or not (result is listener or silent):
             raise Break("torch-function", f"handlers of inner functions of {function}")
         values = [tree_value(tx, pytree.tree_map(value_of, tree)) for tree in rest]
-        return self.ask(tx.const_object(func), classes, values)
+        return self.call_handlers(tx.const_object(func), classes, values)
 
-    def ask(self, func: Value, classes: list[type], rest: list[Value]) -> Value:
+    def call_handlers(self, func: Value, classes: list[type], rest: list[Value]) -> Value:
         """Call the handler of the innermost mode, else those of classes, as torch does."""
         tx, stack = self.tx, self.stack
         arguments = [func, TupleValue([tx.const_object(cls) for cls in classes]), *rest]
@@ -358,7 +359,7 @@ def _example(value: Value) -> Any:
     if isinstance(value, TensorValue) and type(value) is not TensorValue:
         raise Break("torch-function", f"a {value.describe()} under handlers of the program")
     fake, cls = value.example(), value.python_type()
-    _check_no_finalizer(cls)
+    check_no_finalizer(cls)
     return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(cls)
 
 

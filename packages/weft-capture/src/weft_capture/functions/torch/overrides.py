@@ -60,7 +60,7 @@ def _handle(
     owners = overrides._get_overloaded_args(arguments, lambda value: value.python_type())
     keywords = DictValue([(constant(name), value) for name, value in kwargs.items()])
     classes = [owner.python_type() for owner in owners]
-    return tx.overrides.ask(public_api, classes, [tx.tuple_of(args), keywords])
+    return tx.overrides.call_handlers(public_api, classes, [tx.tuple_of(args), keywords])
 
 
 @rule(torch._C._disabled_torch_function_impl)

@@ -113,7 +113,9 @@ def _unique(tx: Tracer) -> Value:
 
 @rule("torch.random.manual_seed")  # by name: it can be wrapped
 def _manual_seed(tx: Tracer, seed: Value) -> Value:
-    examples = [node.meta.get("example_value") for node in tx.graph.made_at if not node._erased]
+    examples = [
+        node.meta.get("example_value") for node in tx.graph.step_of_node if not node._erased
+    ]
     if seed.python_type() is not int or not all(isinstance(e, torch.SymInt) for e in examples):
         raise Break("random-state", "torch.manual_seed after operations")
     number = before_graph(tx, seed) if isinstance(seed, SymValue) else seed

@@ -199,7 +199,7 @@ decline("function-transform", "torch.func.linearize at other arguments or tangen
 def _linearize(tx: Tracer, func: Value, *primals: Value) -> Value:
     with _NoDraws():  # type: ignore[no-untyped-call]
         outputs = tx.const_object(linearized).tp_call(tx, [func, *primals], {}).unpack(tx)
-    outputs[1].stands_in = True  # type: ignore[attr-defined]
+    outputs[1].is_placeholder = True  # type: ignore[attr-defined]
     return tx.tuple_of(outputs)
 
 
