@@ -117,3 +117,11 @@ def test_rrelu_can_be_differentiated_again_outside_of_training():
     (once,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
     (twice,) = torch.autograd.grad(once.sum(), x)
     torch.testing.assert_close(twice, torch.where(x > 0, 2.0, 11 / 24))
+
+
+@pytest.mark.parametrize("program", [lambda x, n: x ^ n, lambda x, n: x & n, lambda x, n: x | x])
+def test_bits_of_floats_raise_what_the_operator_raises(program):
+    compiled = weft.compile(program, dynamic=True)
+    for n in (3, 5):
+        with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
+            compiled(torch.ones(4), n)

@@ -60,6 +60,7 @@ REGISTRY: dict[str, str] = {
     "operators": "operators:generate",  # chains of operators, static sizes, several in a function
     "dynamic-operators": "operators:generate_dynamic",  # few operators, calls of changing sizes
     "python-programs": "python_programs:generate",  # classes, iterators, contexts, changes of state
+    "expressions": "expressions:generate",  # operators and builtins on values of every kind
     "views": "views:generate",  # views, writes in place, layouts changed, results that alias
     "views-differentiated": "views:generate_differentiated",
     "gradients": "gradients:generate",  # higher orders, hooks, transforms, in and out of regions

@@ -208,6 +208,12 @@ PROGRAMS = [
     lambda: Plain().__setattr__("a"),
     lambda: super(Plain, Plain()).__getattribute__(),
     lambda: Default(3),
+    # Operators of sequences, and their errors.
+    lambda: "" * Tuple((1, 2)),
+    lambda: [1, 2] * 2**70,
+    lambda: 1.5 * [1],
+    lambda: (1,) + torch.Size([2]),
+    lambda: collections.defaultdict([1]),
 ]
 
 

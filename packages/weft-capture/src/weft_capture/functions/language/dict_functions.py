@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from weft_capture.breaks import Break
 from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.model.attributes import lookup
 from weft_capture.model.constant import NONE, NOT_IMPLEMENTED, constant, real_call
 from weft_capture.model.containers import SetValue, TupleValue
 from weft_capture.model.dicts import DictValue, DictView, MappingProxy
@@ -89,6 +90,8 @@ def _from_keys(function: Any, tx: Tracer, keys: Value, value: Value = NONE) -> V
 def _defaultdict(
     tx: Tracer, factory: Value = NONE, items: Value | None = None, /, **kwargs: Value
 ) -> Value:
+    if factory is not NONE and lookup(factory.python_type(), "__call__") is None:
+        tx.raise_(TypeError, "first argument must be callable or None")
     target = DictValue(cls=defaultdict, default_factory=factory)
     fill(tx, target, items, kwargs)
     return target

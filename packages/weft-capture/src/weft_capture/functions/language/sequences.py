@@ -46,7 +46,13 @@ from weft_capture.model.iterators import DequeValue
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Tracer, Value, method, method_of_each
 from weft_capture.model.proxy import Proxy
-from weft_capture.model.slots import COMPARE, combined, contains_by_iteration, without_class
+from weft_capture.model.slots import (
+    COMPARE,
+    combined,
+    contains_by_iteration,
+    is_sequence,
+    without_class,
+)
 from weft_capture.python_compat import type_name
 from weft_capture.tensors.runtime_values import origins
 from weft_capture.tensors.tensor import SymValue
@@ -273,15 +279,16 @@ def _iadd(tx: Tracer, self: ListValue, other: Value) -> Value:
     return self
 
 
-@method(SequenceValue, "__mul__", "__rmul__")
-def _mul(tx: Tracer, self: SequenceValue, count: Value) -> Value:
+@method_of_each(SequenceValue, "__mul__", "__rmul__")
+def _mul(name: str, tx: Tracer, self: SequenceValue, count: Value) -> Value:
     if not hasattr(count.python_type(), "__index__"):
-        constant_count = isinstance(count, Constant)
-        return fold(tx, operator.mul, [self, count], {}) if constant_count else NOT_IMPLEMENTED
-    times = operator.index(count.as_constant())
+        # The error of two sequences names the type of the right one.
+        repeats = isinstance(count, Constant) and (name == "__mul__" or not is_sequence(count))
+        return fold(tx, operator.mul, [self, count], {}) if repeats else NOT_IMPLEMENTED
+    times = count.as_constant()
     if times == 1 and type(self) is TupleValue:
         return self
-    return self.with_items(list(self.items) * times)
+    return self.with_items(real_call(tx, operator.mul, self.items, times))
 
 
 @method(ListValue, "__imul__")
@@ -289,7 +296,7 @@ def _imul(tx: Tracer, self: ListValue, count: Value) -> Value:
     if not hasattr(count.python_type(), "__index__"):
         return NOT_IMPLEMENTED
     tx.mutate(self)
-    self.items *= operator.index(count.as_constant())
+    self.items = real_call(tx, operator.imul, self.items, count.as_constant())
     return self
 
 

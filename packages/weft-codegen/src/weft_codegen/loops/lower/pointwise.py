@@ -152,7 +152,6 @@ def _ignoring_nan(name: str) -> Function:
 _RESULT: dict[str, Function] = {
     **{name: _one(name) for name in ("neg", "abs")},
     **{name: _one(name) for name in ("maximum", "minimum")},
-    **{f"bitwise_{name}": _one(name) for name in ("and", "or", "xor", "not")},
     "fmax": _ignoring_nan("maximum"),
     "fmin": _ignoring_nan("minimum"),
     "sign": _sign,
@@ -160,6 +159,7 @@ _RESULT: dict[str, Function] = {
     "relu": lambda x: apply("maximum", literal(x, 0), x),
     "clone": lambda x: x,
 }
+_BITWISE = {f"bitwise_{name}": _one(name) for name in ("and", "or", "xor", "not")}
 _FLOAT: dict[str, Function] = {
     **{name: _one(name) for name, row in OPS.items() if row.dtype is floating and row.arity == 1},
     **{name: _one(name) for name in ("hypot", "atan2", "copysign")},
@@ -186,6 +186,11 @@ def _result_dtype(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
     return call.fake.dtype  # type: ignore[no-any-return]
 
 
+def _integral_result(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
+    require(not call.fake.dtype.is_floating_point, "bits of floats")  # the operator raises
+    return call.fake.dtype  # type: ignore[no-any-return]
+
+
 def _float_result(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
     require(call.fake.dtype.is_floating_point, "not a float result")
     return call.fake.dtype  # type: ignore[no-any-return]
@@ -201,6 +206,7 @@ def _promoted(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
 
 
 _rows(_RESULT, _result_dtype)
+_rows(_BITWISE, _integral_result)
 _rows(_FLOAT, _float_result)
 _rows(_OPERANDS, _promoted)
 _rows(_TESTS, _float_operand)
