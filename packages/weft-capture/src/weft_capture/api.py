@@ -73,10 +73,10 @@ _ByCode: TypeAlias = MutableMapping[types.CodeType, T]
 
 
 class Capture:
-    """What is compiled for one request: its caches by code object, and what was learned on the way.
+    """The compiled code of one request: caches by code object, and records of their captures.
 
-    Equal requests for one code object share it. It then lives as long as that code, to which
-    nothing here may refer strongly.
+    Equal requests for one code object share it. It then lives as long as that code, to which it may
+    have no strong reference.
     """
 
     def __init__(self, request: CaptureRequest) -> None:
@@ -96,7 +96,7 @@ class Capture:
     def __call__(
         self, function: types.FunctionType, code: types.CodeType, flat_args: tuple[Any, ...]
     ) -> types.CodeType | None:
-        """Answer the frame hook: code to run in the place of this call, or None."""
+        """Answer the frame hook: the code to run instead of this frame, or None."""
         if getattr(_busy, "on", False) or _is_transforming() or _runs_again():
             return None
         if is_entry(code):
@@ -138,7 +138,7 @@ class Capture:
     def _loses(
         self, function: types.FunctionType, flat_args: tuple[Any, ...], resumed: bool
     ) -> bool:
-        """Say, and report, whether a frame runs as it is because of the state of the process."""
+        """Say, and report, whether a frame runs eagerly because of the state of the process."""
         code, lost = function.__code__, None
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return True  # what traces it compiles it
@@ -158,7 +158,7 @@ class Capture:
     def under_stance(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call the function as the stance in force says (see `stance`)."""
+        """Call the function under the current stance (see `stance`)."""
         now = stance.active
         if now is None or now.name == "force_eager" or torch._C._is_tracing():
             return function(*args, **kwargs)
@@ -181,7 +181,7 @@ class Capture:
     def _observe(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Let the policy see the arguments of a call that is not compiled."""
+        """Pass the arguments of a call that is not compiled to the policy."""
         plain = getattr(function, "__func__", function)
         if not isinstance(plain, types.FunctionType):
             return
@@ -232,7 +232,7 @@ class Capture:
             return None
 
     def _kept_for(self, function: types.FunctionType) -> CaptureCache | None:
-        """Return what is kept for a function's code; None where nothing is to be."""
+        """Return the capture cache of a function's code, or None."""
         code, rules = function.__code__, self.request.rules
         if rules.guard_filter or not config.settings.caching_precompile:
             return None
@@ -251,7 +251,7 @@ class Capture:
         return [graph for ref in self._graphs if (graph := ref()) is not None]
 
     def add_user(self) -> None:
-        """Count one more request in, which may have as many entries as the limit."""
+        """Count one more request, which raises the limit of entries."""
         self.users += 1
         for cache in list(self.caches.values()):
             cache.add_user()
@@ -297,7 +297,7 @@ class Capture:
         return converted.code
 
     def forget(self) -> None:
-        """Drop everything that was compiled, and what reports tell of it."""
+        """Drop all compiled code and its records."""
         for log in list(self.logs.values()):
             log.dropped = True
         for cache in list(self.caches.values()):
@@ -387,7 +387,7 @@ def _is_transforming() -> bool:
 
 
 def _runs_again() -> bool:
-    """Whether a checkpoint that broke the graph calls this: it does so again, with the hook off.
+    """Whether a checkpoint that broke the graph calls this; it recomputes with the hook off.
 
     The two runs have to save the same tensors.
     """
@@ -404,7 +404,7 @@ def _runs_again() -> bool:
 
 @dataclass
 class Explanation:
-    """What capture makes of one call.
+    """The result of capturing one call.
 
     Args:
         graphs: the captured graphs in order of capture.
@@ -459,7 +459,7 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
 
 
 def report() -> Report:
-    """Tell what became of every frame that was captured since the last reset."""
+    """Report the outcome of every frame that was captured since the last reset."""
     with _lock:
         frames = copy.deepcopy(dict(collected))
         for state in list(_all):

@@ -1,7 +1,7 @@
-"""Why capture stops: `Break` and the table of its reasons.
+"""`Break`, which ends a graph, and the table of its reasons.
 
-`Break` means "this cannot go into a graph": the frame is split at the current instruction.
-Each break carries a code from `REASONS`, so that logs, counters and `fullgraph` errors agree.
+A `Break` splits the frame at the current instruction. It carries a code from `REASONS`, so that
+logs, counters and `fullgraph` errors agree.
 """
 
 from __future__ import annotations
@@ -304,8 +304,8 @@ class Break(Exception):
 
     Args:
         code: a key of `REASONS`.
-        detail: what exactly was met, such as the name of the function.
-        restart_step: where a value cannot be rebuilt, the step that should run for real instead.
+        detail: the cause in this program, such as the name of the function.
+        restart_step: where a value cannot be rebuilt, the step that should run eagerly instead.
     """
 
     def __init__(self, code: str, detail: str = "", restart_step: int = -1) -> None:
@@ -314,20 +314,20 @@ class Break(Exception):
         self.detail = detail
         self.restart_step = restart_step
         self.user_stack: tuple[traceback.FrameSummary, ...] = ()
-        self.eager_frame: object = None  # the frame that must run as it is, in one piece
+        self.eager_frame: object = None  # the frame that must run eagerly as a whole
 
     def bare(self) -> Break:
-        """Drop the traceback, whose frames would keep the program's objects; returns itself."""
+        """Drop the traceback, whose frames refer to the program's objects; returns itself."""
         self.__context__ = None
         return self.with_traceback(None)
 
 
 class NeedsSymbols(Exception):
-    """A number must be symbolic, but the capture began without symbols: begin again."""
+    """A number must be symbolic, but the capture began without symbols: it has to restart."""
 
 
 class NotConstant(Break):
-    """A Python constant was asked of a value that is not one."""
+    """A value is needed as a Python constant, and is none."""
 
     def __init__(self, what: str, code: str = "constant-required") -> None:
         super().__init__(code, f"{what} where a constant is needed")
@@ -343,7 +343,7 @@ class BreakRecord:
 
     Args:
         code: a key of `REASONS`.
-        detail: what exactly was met.
+        detail: the cause in this program.
         user_stack: the user's frames, outermost first.
     """
 
@@ -384,12 +384,12 @@ class BreakRecord:
 
 
 class BreakAtStep(Exception):
-    """The program has to break at step number `step`, because of what was met there or later.
+    """Capture has to restart and break at step number `step`.
 
-    The exception raised there has to be raised by the real instruction: it leaves the captured
-    frame, and the user's traceback must be right, or a break lies in its handler, where the
-    interpreter must know it as the exception being handled. Or what that step makes cannot be
-    rebuilt at a later break.
+    Either the step raises an exception that the eager instruction has to raise: it leaves the
+    captured frame, where the traceback must be right, or there is a break in its handler, where the
+    interpreter must know the exception. Or the step creates a value that a later break cannot
+    rebuild.
     """
 
     def __init__(self, step: int, reason: Break) -> None:

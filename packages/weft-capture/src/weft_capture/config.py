@@ -16,17 +16,17 @@ class CaptureSettings(Settings):
     Args:
         inline_depth: how deeply calls are inlined before a call becomes a graph break.
         instruction_limit: how many instructions of one frame are executed in one capture.
-        plain_limit: how many as long as nothing leads to a tensor; then the frame runs as it is.
+        plain_limit: how many as long as no tensor was met; then the frame runs eagerly.
         unrolled_steps: how many steps (times layers, times directions) a recurrent network may
             have that is unrolled into the graph; a longer one breaks it.
-        raise_internal_errors: let an error in capture itself through instead of running the
-            frame eagerly with one warning; for tests.
-        capture_scalar_outputs: capture what reads numbers and sizes out of tensors (`item`,
-            `tolist`, `nonzero`, `x[mask]`, `unique`) as symbols of the graph; False breaks there.
+        raise_internal_errors: raise errors of capture itself, instead of running the frame eagerly
+            with one warning; for tests.
+        capture_scalar_outputs: capture operations that read numbers and sizes from tensors
+            (`item`, `tolist`, `nonzero`, `x[mask]`, `unique`) as symbols; False breaks there.
         capture_backward: capture `backward()`, so that a training step is one graph; False breaks
-            there, and what the forward keeps for the backward is chosen to save memory.
-        caching_precompile: keep what was captured in the cache folder, so that another process
-            tests guards and compiles the graphs without capturing.
+            there, and the tensors saved for the backward are chosen to save memory.
+        caching_precompile: store captures in the cache folder, so that another process only tests
+            guards and compiles the graphs.
     """
 
     inline_depth: Annotated[int, AtLeast(0)] = 200

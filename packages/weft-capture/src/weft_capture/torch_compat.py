@@ -1,4 +1,4 @@
-"""What differs between the supported versions of torch, and what is done on newer ones."""
+"""Differences between the supported versions of torch, and the check of newer ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_torch(version: str = torch.__version__) -> None:
 
 @contextmanager
 def fits(subject: str) -> Iterator[None]:
-    """Do without something that this version of torch has no place for, and say so in one line."""
+    """Skip a feature that this version of torch does not support, with a notice."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
 """Attention of jagged tensors on a CPU, as one operator with a backward.
 
-torch makes strided nested tensors of them, whose sizes are numbers out of the offsets. The operator
-runs torch's kernel for dense tensors row by row, so that no graph has a row's size in it.
+torch converts them to strided nested tensors, whose sizes it reads from the offsets. The operator
+runs torch's kernel for dense tensors row by row, so that no graph depends on the size of a row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _library.define(
 
 
 def _rows(offsets: torch.Tensor, *tensors: torch.Tensor) -> Iterator[list[Any]]:
-    """Take tensors (length, heads, ...) apart into rows (1, heads, length, ...)."""
+    """Split tensors (length, heads, ...) into rows (1, heads, length, ...)."""
     sizes = offsets.diff().tolist()
     for row in zip(*(tensor.split(sizes) for tensor in tensors), strict=True):
         yield [head.transpose(0, 1)[None] for head in row]
@@ -91,7 +91,7 @@ class _Attention(torch.autograd.Function):
 
 
 def supports(*tensors: Any) -> bool:
-    """Say whether eager computes attention of a query, a key and a value by numbers, on a CPU."""
+    """Say whether the operator supports attention of a query, a key and a value."""
     if not all(is_jagged(type(t)) and t.device.type == "cpu" for t in tensors):
         return False
     query, key, value = tensors
@@ -109,7 +109,7 @@ def supports(*tensors: Any) -> bool:
 
 
 def attend(query: Any, key: Any, value: Any, scale: float | None) -> Any:
-    """Return what `scaled_dot_product_attention` does of tensors (batch, heads, ragged, width)."""
+    """Evaluate `scaled_dot_product_attention` of tensors (batch, heads, ragged, width)."""
     query, key, value, _ = sdpa._autocast(query, key, value, None)
     transposed = [t.transpose(1, 2) for t in (query, key, value)]
     values = [t.values() for t in transposed]

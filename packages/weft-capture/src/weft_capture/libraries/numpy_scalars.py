@@ -15,12 +15,12 @@ _LARGE = ("uint64", "longdouble", "float128", "float96")
 
 
 def numpy_scalar(tensor: torch.Tensor) -> Any:
-    """Return what a 0-dim tensor holds as a scalar of NumPy."""
+    """Return the value of a 0-dim tensor as a scalar of NumPy."""
     return tensor.numpy()[()]
 
 
 def numpy_is_quiet() -> bool:
-    """Say whether NumPy raises for no floating point error."""
+    """Say whether NumPy raises no floating point errors."""
     return all(action in ("warn", "ignore") for action in sys.modules["numpy"].geterr().values())
 
 

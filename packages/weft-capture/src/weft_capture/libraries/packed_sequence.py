@@ -53,7 +53,7 @@ def run_rnn(
     name: str, data: Any, sizes: Sequence[int], hidden: Any, weights: Any, biases: bool,
     layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> Any:  # fmt: skip
-    """Return what `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` does for packed sequences."""
+    """Run `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` on packed sequences."""
     composite = getattr(torch.ops.aten, name).data.py_kernels[_COMPOSITE]
 
     def run(data: Any, hidden: Any, *rest: Any) -> Any:
@@ -65,7 +65,7 @@ def run_rnn(
 
 
 def ints(tensor: Value, role: str) -> list[int]:
-    """Return the numbers of a tensor that is made of constant ints.
+    """Return the values of a tensor of constant ints.
 
     Raises:
         Break: for any other.

@@ -1,8 +1,8 @@
-"""Python's data model on values: what the interpreter makes of operators, written once.
+"""Python's data model on values: the generic algorithms of operators.
 
-Each function mirrors the one of CPython that its docstring names. It asks a value's slots: the
-methods of `Value` that have CPython's names (`nb_binary`, `tp_richcompare`, `tp_iter`, ...), and
-special methods, which are rows of a kind's method table or functions of a class of the program.
+Each function mirrors the CPython function that its docstring names. It calls a value's slots: the
+methods of `Value` with CPython's names (`nb_binary`, `tp_richcompare`, `tp_iter`, ...), and special
+methods, which are rows of a method table or functions of a class of the program.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def _is_data(value: Value) -> bool:
-    """Say whether an operator is evaluated on the object that a value is known to equal."""
+    """Say whether an operator is evaluated on the constant that a value equals."""
     return value.is_constant() and not isinstance(value, Container)
 
 
@@ -122,7 +122,7 @@ def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: boo
 
 
 def is_sequence(value: Value) -> bool:
-    """Say whether a value is a list, tuple, text or the like, or of a subclass of one."""
+    """Say whether a value is a list, tuple, string or the like, or of a subclass."""
     plain = isinstance(without_class(value), SequenceValue)
     return plain or issubclass(value.python_type(), str | bytes | bytearray)
 
@@ -173,7 +173,7 @@ def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     if operand_types[0] is not operand_types[1] and operand_types[0] in operand_types[1].__mro__:
         attempts.reverse()
     for receiver, name, argument in attempts:
-        # `object.__ne__` inverts what the same object's `__eq__` says.
+        # `object.__ne__` inverts the result of the same object's `__eq__`.
         by_eq = name == "__ne__" and receiver.inherits_comparison(name)
         method_name = "__eq__" if by_eq else name
         if not receiver.inherits_comparison(method_name):
@@ -245,7 +245,7 @@ def contains_by_iteration(tx: Tracer, container: Value, item: Value) -> bool:
 
 
 def stepped(tx: Tracer, items: Value) -> Iterator[Value]:
-    """Yield what a value gives, one by one."""
+    """Yield the items of a value, one by one."""
     return iter(functools.partial(items.tp_iter(tx).tp_iternext, tx), None)
 
 

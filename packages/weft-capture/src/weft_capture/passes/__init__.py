@@ -1,1 +1,1 @@
-"""What is done to a captured graph before a backend compiles it."""
+"""Passes on a captured graph before a backend compiles it."""

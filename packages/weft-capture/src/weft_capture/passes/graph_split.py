@@ -32,13 +32,13 @@ _MODES = (
     leave_attention,
 )
 _VARIANTS = 16
-"""For how many kinds of inputs a piece is compiled; then it runs as it was captured."""
+"""The limit of input variants for which a subgraph is compiled; beyond it runs uncompiled."""
 
 
 def compile_split(
     gm: fx.GraphModule, example_inputs: list[Any], compile_one: CompileOne
 ) -> Compiled:
-    """Compile a graph; one with control flow as the subgraphs between, on their first run.
+    """Compile a graph; with control flow, compile the subgraphs between on their first run.
 
     Args:
         gm: a captured graph, which is not changed.
@@ -86,7 +86,7 @@ def _stays(node: fx.Node) -> bool:
 
 
 class _CompiledBranch(torch.nn.Module):
-    """A branch as a submodule, which is what a graph can name."""
+    """A branch as a submodule, so that a graph can refer to it."""
 
     def __init__(self, run: Compiled) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _CompiledBranch(torch.nn.Module):
 
 
 class _CompiledPiece:
-    """A graph that is compiled for each kind of inputs it meets."""
+    """A graph that is compiled for each variant of its inputs."""
 
     def __init__(self, module: fx.GraphModule, compile_one: CompileOne) -> None:
         self.module = module

@@ -1,12 +1,11 @@
-"""Repeated regions of a graph: like calls compiled once.
+"""Deduplication of repeated regions of a graph: equal calls are compiled once.
 
 Capture inlines the functions of `torch.compiler.nested_compile_region` and the calls of modules,
-and marks their operations. Here those calls of the former, and with `use_graph_deduplication` of
-the latter, whose operations are alike become one compiled piece, called as often as they are; what
-stands between them is compiled in pieces of its own, as it is between two graph breaks. Each piece
-is a program to autograd, and what passes between them are tensors of the program. Where one program
-would do what several cannot, and where no two calls are alike, nothing is cut: the graph is
-compiled as a whole.
+and marks their operations. Here equal calls of the former, and with `use_graph_deduplication` also
+of the latter, become one compiled piece, called once for each; the operations between them are
+compiled in further pieces, as between two graph breaks. Each piece is a program to autograd, and
+the tensors between pieces are tensors of the program. Where the split would change the results, and
+where no two calls are equal, the graph is compiled as a whole.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]
 _ENTERS = {"_enter_autocast": 1, "_exit_autocast": -1, "enter_attention": 1, "leave_attention": -1}
 _WHOLE = frozenset({"requires_grad_", "detach_", "register_hook", "set_"})
 _LEAST = 8
-"""How many operations a module's call has that is worth a call at run time."""
+"""The number of operations from which a module's call is worth a call at run time."""
 _LITERALS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 
 
 def compile_regions(
     gm: fx.GraphModule, inputs: list[Any], compile_one: CompileOne, modules: bool = False
 ) -> Compiled:
-    """Compile a captured graph, of marked regions that repeat one of each.
+    """Compile a captured graph, with one piece for equal marked regions.
 
     Args:
         gm: the graph, which is not changed.
         inputs: its real inputs.
-        compile_one: (module, fakes) -> callable; the module itself where it could not.
-        modules: take the calls of modules, too, which nobody marked.
+        compile_one: (module, fakes) -> callable; the module itself where it fails.
+        modules: include calls of modules without a mark of the program.
     """
     nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
     calls = _Calls(nodes, modules)
@@ -77,7 +76,7 @@ def compile_regions(
 
 
 def _with_history(fake: Any) -> Any:
-    """Return a fake with a history, where calls may give leaves and others for one argument."""
+    """Return a fake with a `grad_fn`, where an argument may be a leaf or not."""
     needs = isinstance(fake, torch.Tensor) and fake.requires_grad and fake.is_leaf
     if not needs or isinstance(fake, torch.nn.Parameter):
         return fake
@@ -86,9 +85,9 @@ def _with_history(fake: Any) -> Any:
 
 
 def _may_pass(taken: Sequence[Sequence[fx.Node]]) -> bool:
-    """Say whether what pieces take is, whenever they run, what its fake says.
+    """Say whether the inputs of pieces match their fakes at run time.
 
-    An input that is written has one piece to itself: others might have saved it for a backward.
+    Only one piece may use a written input: others might have saved it for a backward.
     """
     uses = Counter(itertools.chain.from_iterable(taken))
     for node, count in uses.items():
@@ -106,7 +105,7 @@ def _may_pass(taken: Sequence[Sequence[fx.Node]]) -> bool:
 
 
 def _compile(piece: Subgraph, compile_one: CompileOne) -> Compiled | None:
-    """Compile a piece for the fakes of what it is given, of which some may share memory."""
+    """Compile a piece for the fakes of its inputs, of which some may share memory."""
     module, fakes = (
         piece.module,
         [_with_history(node.meta["example_value"]) for node in piece.given],
@@ -124,14 +123,14 @@ def _compile(piece: Subgraph, compile_one: CompileOne) -> Compiled | None:
     return region
 
 
-# ---- whether the graph can be cut at all
+# ---- whether the graph can be split
 
 
 def _is_separable(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Say whether pieces with tensors between them do what the whole graph does.
+    """Say whether pieces with tensors between them compute the same as the whole graph.
 
-    Gradients and hooks inside the graph concern all of it. A tensor whose shape or history changes
-    in place is not what its fake says, and two inputs in one memory may be written as one.
+    Gradients and hooks inside the graph depend on all of it. A tensor whose shape or history
+    changes in place differs from its fake, and two inputs may share memory that is written.
     """
     for holder, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         fake = holder.meta.get("example_value")
@@ -161,7 +160,7 @@ def _rebinds(name: str) -> bool:
     return views or name in _WHOLE
 
 
-# ---- which calls are alike
+# ---- which calls are equal
 
 
 class _Calls:
@@ -178,7 +177,7 @@ class _Calls:
         self.changed = self._under_changed_modes()
 
     def _under_changed_modes(self) -> set[fx.Node]:
-        """Return the operations that run in other modes than the graph begins in."""
+        """Return the operations that run in other modes than those at the start of the graph."""
         found = set()
         depth, recorded = 0, torch.is_grad_enabled()
         for node in self.nodes:
@@ -190,7 +189,7 @@ class _Calls:
         return found
 
     def choose(self) -> dict[fx.Node, tuple[int, str]]:
-        """Return, for each operation of a call that has its like, the call and the likeness."""
+        """Return, for each operation of a repeated call, the call and its text."""
         chosen: dict[fx.Node, tuple[int, str]] = {}
         for depth in range(max(map(len, self.marks.values()))):
             calls: dict[Any, list[fx.Node]] = defaultdict(list)
@@ -210,7 +209,7 @@ class _Calls:
         return chosen
 
     def _stands_alone(self, inside: Sequence[fx.Node]) -> bool:
-        """Say whether a call begins in the graph's modes, together, with checkpoints of its own."""
+        """Say whether a call is contiguous, in the graph's modes, and contains its checkpoints."""
         inner = Counter(node.meta.get("recompute") for node in inside)
         shared = any(self.checkpointed[one] != n for one, n in inner.items() if one is not None)
         together = self.place[inside[-1]] - self.place[inside[0]] == len(inside) - 1
@@ -218,7 +217,7 @@ class _Calls:
 
 
 def _signature_text(inside: Sequence[fx.Node]) -> str:
-    """Write the operations so that those of two calls have one text if they may share code."""
+    """Return a text of the operations, equal for calls that may share code."""
     names: dict[fx.Node, str] = {}
     memory: dict[int, int] = {}
     members, rows = set(inside), []
@@ -243,7 +242,7 @@ def _signature_text(inside: Sequence[fx.Node]) -> str:
 
 
 def _kind(node: fx.Node, memory: dict[int, int]) -> object:
-    """Return what code depends on of a value from outside."""
+    """Return the properties of an input on which code depends."""
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor):
         return str(value)
@@ -253,7 +252,7 @@ def _kind(node: fx.Node, memory: dict[int, int]) -> object:
 
 
 def _identity(target: Any) -> object:
-    """Return what two functions have in common that do the same: code and variables, or all."""
+    """Return a key of a function, equal for functions of equal code and variables."""
     cells = getattr(target, "__closure__", None)
     if not cells or types.CellType() in cells or target.__defaults__ or target.__kwdefaults__:
         return target if isinstance(target, str) else id(target)

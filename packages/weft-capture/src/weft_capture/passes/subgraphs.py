@@ -1,4 +1,4 @@
-"""Subgraphs cut out of a graph, each as a module that one node of another graph calls."""
+"""Extraction of subgraphs: modules that one node of another graph calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Subgraph:
     def call(
         self, graph: fx.Graph, run: Callable[..., Any], copies: dict[fx.Node, fx.Node]
     ) -> None:
-        """Add a call of `run`, which does what the module does, to a copy of the whole graph."""
+        """Add a call of `run`, the compiled module, to a copy of the whole graph."""
         result = graph.call_function(run, tuple(map(copies.__getitem__, self.given)))
         for index, node in enumerate(self.outputs):
             copies[node] = graph.call_function(operator.getitem, (result, index))

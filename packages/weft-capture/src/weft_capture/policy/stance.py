@@ -1,7 +1,7 @@
 """The process-wide stance: whether optimised functions may compile, or run eagerly.
 
-Every call of an optimised function passes `active`, which is None in the default stance, so that
-the stances cost such a call nothing. A frame that no entry admits asks `may_compile`.
+Every call of an optimised function reads `active`, which is None in the default stance, so that
+stances cost such a call nothing. `may_compile` decides for a frame without a matching entry.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ active: Stance | None = None
 
 
 def may_compile(name: str, reasons: Callable[[], Iterable[tuple[Any, Iterable[Any]]]]) -> bool:
-    """Say whether a frame that no entry admits may be compiled.
+    """Say whether a frame without a matching entry may be compiled.
 
     Args:
         name: the function's name, for the message.
-        reasons: gives each entry and why it does not admit the call.
+        reasons: returns each entry and why its guards fail.
 
     Raises:
         WeftError: under the stance `fail_on_recompile`.
@@ -66,12 +66,12 @@ class set_stance(ContextDecorator):
     """Set the stance: for good when called, for a `with` block, or for a decorated function.
 
     Args:
-        stance: `default`; `force_eager` (run everything as it is); `eager_on_recompile` (run what
-            no compiled entry admits as it is); `fail_on_recompile` (raise there);
-            `eager_then_compile` (the first call of each optimised function runs as it is, so that
-            sizes that change are known when the second one compiles); `aot_eager_then_compile`
-            (the same, but the first call goes through autograd ahead of time, op by op).
-        skip_guard_eval_unsafe: taken for compatibility; guards are always tested, being cheap.
+        stance: `default`; `force_eager` (run everything eagerly); `eager_on_recompile` (run a call
+            eagerly where no compiled entry matches); `fail_on_recompile` (raise there);
+            `eager_then_compile` (the first call of each optimised function runs eagerly, so that
+            the second call compiles with the changed sizes symbolic); `aot_eager_then_compile`
+            (the same, but the first call runs its traced forward and backward op by op).
+        skip_guard_eval_unsafe: ignored, for compatibility; guards are always tested.
         force_backend: use this backend for all functions, with the default stance.
 
     Raises:
@@ -95,12 +95,12 @@ class set_stance(ContextDecorator):
         self._before = _set(self.stance)
 
     def __call__(self, function: F) -> F:
-        """Decorate a function: the stance holds during its calls only."""
+        """Decorate a function: the stance applies during its calls only."""
         _set(self._before)
         return super().__call__(function)
 
     def _recreate_cm(self) -> set_stance:
-        """Return one for a single call of a decorated function."""
+        """Return a copy for a single call of a decorated function."""
         fresh = copy.copy(self)
         fresh._before = active
         return fresh

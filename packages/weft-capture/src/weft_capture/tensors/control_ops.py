@@ -1,9 +1,9 @@
 """Control flow on tensors as nodes of a graph.
 
 `cond` and `while_loop` are call_function targets whose branches are submodules (`get_attr` nodes)
-with flat arguments and flat results. Run on real tensors they do what their names say, and autograd
-differentiates what they did. On fakes, where nobody knows which way the program goes, they give
-results of the right shape that depend on all that either way would depend on.
+with flat arguments and flat results. On real tensors autograd differentiates the branch that ran.
+On fakes, where the branch is unknown, the results have the right shape and depend on the inputs of
+both branches.
 """
 
 from __future__ import annotations
@@ -61,4 +61,4 @@ def _either(pred: torch.Tensor, left: Tensors, right: Tensors) -> Tensors:
 
 
 TARGETS = frozenset((cond, while_loop))
-"""Targets of nodes that stay between the graphs that are compiled."""
+"""Targets of nodes that run in Python between the compiled graphs."""
