@@ -104,14 +104,14 @@ class _CompiledPiece:
 
     def run(self, *args: Any) -> Any:
         key = (torch.is_grad_enabled(), TorchState.now(), *map(_kind, args))
-        found = self.compiled.get(key)
-        if found is None:
+        compiled = self.compiled.get(key)
+        if compiled is None:
             if len(self.compiled) >= _VARIANTS:
                 return self.module(*args)
             # With the hook off: nothing that a backend runs is the program's.
-            found = frame.run(None, self.compile_one, self.module, list(args))
-            self.compiled[key] = found
-        return found(*args)
+            compiled = frame.run(None, self.compile_one, self.module, list(args))
+            self.compiled[key] = compiled
+        return compiled(*args)
 
 
 def _kind(value: object) -> object:

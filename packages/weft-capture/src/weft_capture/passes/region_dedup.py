@@ -54,24 +54,24 @@ def compile_regions(
     if not any(calls.marks.values()) or not _is_separable(gm, inputs):
         return compile_one(gm, inputs)
     chosen = calls.choose()
-    pieces = [(kind, list(group)) for kind, group in itertools.groupby(nodes, chosen.get)]
+    pieces = [(call, list(group)) for call, group in itertools.groupby(nodes, chosen.get)]
     cuts = [extract_subgraph(gm, group) for _, group in pieces]
-    if not chosen or not _may_pass([piece.given for piece in cuts]):
+    if not chosen or not _may_pass([piece.inputs for piece in cuts]):
         return compile_one(gm, inputs)
     graph, compiled = fx.Graph(), dict[Any, Compiled | None]()
     copies = {node: graph.node_copy(node) for node in gm.graph.find_nodes(op="placeholder")}
     for (call, _), piece in zip(pieces, cuts, strict=True):
-        kind = piece.module if call is None else call[1]
-        if kind not in compiled:
-            compiled[kind] = _compile(piece, compile_one)
-        run = compiled[kind]
+        key = piece.module if call is None else call[1]
+        if key not in compiled:
+            compiled[key] = _compile(piece, compile_one)
+        run = compiled[key]
         if run is None:
             return compile_one(gm, inputs)
         piece.call(graph, run, copies)
     graph.output(fx.map_arg(gm.graph.output_node().args[0], copies.__getitem__))
     count = sum(call is not None for call, _ in pieces)
-    kinds = len(compiled) - len(pieces) + count
-    events.counters["regions"].update(calls=count, compiled=kinds, between=len(pieces) - count)
+    variants = len(compiled) - len(pieces) + count
+    events.counters["regions"].update(calls=count, compiled=variants, between=len(pieces) - count)
     return fx.GraphModule(torch.nn.Module(), graph).forward
 
 
@@ -108,9 +108,9 @@ def _compile(piece: Subgraph, compile_one: CompileOne) -> Compiled | None:
     """Compile a piece for the fakes of its inputs, of which some may share memory."""
     module, fakes = (
         piece.module,
-        [_with_history(node.meta["example_value"]) for node in piece.given],
+        [_with_history(node.meta["example_value"]) for node in piece.inputs],
     )
-    for holder, node, fake in zip(module.graph.find_nodes(op="placeholder"), piece.given, fakes):
+    for holder, node, fake in zip(module.graph.find_nodes(op="placeholder"), piece.inputs, fakes):
         fresh = node.op != "placeholder" and isinstance(fake, torch.Tensor)
         holder.meta = {**node.meta, "example_value": fresh_fake(fake) if fresh else fake}
     run = compile_one(module, fakes)
@@ -132,9 +132,9 @@ def _is_separable(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     Gradients and hooks inside the graph depend on all of it. A tensor whose shape or history
     changes in place differs from its fake, and two inputs may share memory that is written.
     """
-    for holder, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+    for holder, example in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         fake = holder.meta.get("example_value")
-        if isinstance(given, torch.Tensor) and fake.requires_grad != given.requires_grad:
+        if isinstance(example, torch.Tensor) and fake.requires_grad != example.requires_grad:
             return False
     distinct = {id(t): t for t in inputs if isinstance(t, torch.Tensor)}.values()
     storages = {t.untyped_storage()._cdata for t in distinct}
@@ -155,8 +155,8 @@ def _concerns_all(node: fx.Node) -> bool:
 def _rebinds(name: str) -> bool:
     """Say whether a function of this name may change a tensor's shape, history or memory."""
     packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None
-    kinds = packet.overloads() if packet is not None else ()
-    views = any(torch.Tag.inplace_view in getattr(packet, kind).tags for kind in kinds)
+    overloads = packet.overloads() if packet is not None else ()
+    views = any(torch.Tag.inplace_view in getattr(packet, overload).tags for overload in overloads)
     return views or name in _WHOLE
 
 
@@ -170,23 +170,24 @@ class _Calls:
         self.nodes = nodes
         marks = ((node, node.meta.get("regions", ())) for node in nodes)
         self.marks = {
-            node: [one for one in found if modules or one[2] is not None] for node, found in marks
+            node: [region for region in regions if modules or region[2] is not None]
+            for node, regions in marks
         }
-        self.place = {node: place for place, node in enumerate(nodes)}
+        self.position = {node: index for index, node in enumerate(nodes)}
         self.checkpointed = Counter(node.meta.get("recompute") for node in nodes)
         self.changed = self._under_changed_modes()
 
     def _under_changed_modes(self) -> set[fx.Node]:
         """Return the operations that run in other modes than those at the start of the graph."""
-        found = set()
+        changed = set()
         depth, recorded = 0, torch.is_grad_enabled()
         for node in self.nodes:
             if depth or recorded != torch.is_grad_enabled():
-                found.add(node)
+                changed.add(node)
             depth += _ENTERS.get(getattr(node.target, "__name__", ""), 0)
             if node.target is torch._C._set_grad_enabled:
                 recorded = bool(node.args[0])
-        return found
+        return changed
 
     def choose(self) -> dict[fx.Node, tuple[int, str]]:
         """Return, for each operation of a repeated call, the call and its text."""
@@ -201,18 +202,24 @@ class _Calls:
                 worth_it = call[2] is not None or len(inside) >= _LEAST
                 if worth_it and self._stands_alone(inside):
                     alike[*call[1:], _signature_text(inside)].append(call)
-            kinds: Counter[str] = Counter()
-            for (function, limit, text), found in alike.items():
-                if len(found) > 1 and (limit is None or kinds[function] < limit):
-                    kinds[function] += 1
-                    chosen |= {node: (call[0], text) for call in found for node in calls[call]}
+            variants: Counter[str] = Counter()
+            for (function, limit, text), calls_of_text in alike.items():
+                if len(calls_of_text) > 1 and (limit is None or variants[function] < limit):
+                    variants[function] += 1
+                    chosen |= {
+                        node: (call[0], text) for call in calls_of_text for node in calls[call]
+                    }
         return chosen
 
     def _stands_alone(self, inside: Sequence[fx.Node]) -> bool:
         """Say whether a call is contiguous, in the graph's modes, and contains its checkpoints."""
         inner = Counter(node.meta.get("recompute") for node in inside)
-        shared = any(self.checkpointed[one] != n for one, n in inner.items() if one is not None)
-        together = self.place[inside[-1]] - self.place[inside[0]] == len(inside) - 1
+        shared = any(
+            self.checkpointed[checkpoint] != n
+            for checkpoint, n in inner.items()
+            if checkpoint is not None
+        )
+        together = self.position[inside[-1]] - self.position[inside[0]] == len(inside) - 1
         return together and not shared and inside[0] not in self.changed
 
 
@@ -233,8 +240,8 @@ def _signature_text(inside: Sequence[fx.Node]) -> str:
     for node in inside:
         args = fx.node.map_aggregate((node.args, node.kwargs), leaf)
         names[node] = f"%{len(names)}"
-        made = node.meta.get("example_value")
-        follows = isinstance(made, torch.Tensor) and made.requires_grad
+        example = node.meta.get("example_value")
+        follows = isinstance(example, torch.Tensor) and example.requires_grad
         leaves = not members.issuperset(node.users)
         how = follows, leaves, "recompute" in node.meta
         rows.append((node.op, _identity(node.target), args, how))

@@ -23,14 +23,14 @@ class Subgraph:
     """
 
     module: fx.GraphModule
-    given: list[fx.Node]
+    inputs: list[fx.Node]
     outputs: list[fx.Node]
 
     def call(
         self, graph: fx.Graph, run: Callable[..., Any], copies: dict[fx.Node, fx.Node]
     ) -> None:
         """Add a call of `run`, the compiled module, to a copy of the whole graph."""
-        result = graph.call_function(run, tuple(map(copies.__getitem__, self.given)))
+        result = graph.call_function(run, tuple(map(copies.__getitem__, self.inputs)))
         for index, node in enumerate(self.outputs):
             copies[node] = graph.call_function(operator.getitem, (result, index))
 
@@ -40,5 +40,5 @@ def extract_subgraph(root: torch.nn.Module, nodes: Sequence[fx.Node]) -> Subgrap
     inside = set(nodes)
     outputs = [node for node in nodes if not inside.issuperset(node.users)]
     used = (arg for node in nodes for arg in node.all_input_nodes)
-    given = list(dict.fromkeys(node for node in used if node not in inside))
-    return Subgraph(copy_nodes(root, nodes, outputs, given), given, outputs)
+    inputs = list(dict.fromkeys(node for node in used if node not in inside))
+    return Subgraph(copy_nodes(root, nodes, outputs, inputs), inputs, outputs)
