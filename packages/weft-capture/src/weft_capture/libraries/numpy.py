@@ -23,7 +23,7 @@ from weft_core.tensor_versions import version_of
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
-from weft_capture.functions.table import pure, rule
+from weft_capture.functions.table import decline, find_row, pure, rule
 from weft_capture.functions.torch.calls import DATA_VALUES
 from weft_capture.functions.torch.randomness import before_graph, draw
 from weft_capture.functions.torch.tensors import AS_INDEX
@@ -478,6 +478,9 @@ if np is not None:
     rule(torch.asarray)(lambda tx, obj, **kwargs: _tensor_of(torch.asarray, tx, obj, **kwargs))
     for _path in _FUNCTIONS.split():
         rule(operator.attrgetter(_path)(np))(functools.partial(_named, _path))
+    for _function in (*vars(np).values(), *vars(np.linalg).values(), *vars(np.fft).values()):
+        if type(_function) is type(np.median) and find_row(_function) is None:
+            decline("numpy", f"{_function.__module__}.{_function.__name__}", _function)
 
     def _draw_number(name: str, tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
         return draw(tx, owner, name, args, kwargs, np.random.RandomState)
