@@ -6,5 +6,5 @@ extensions = ["myst_parser"]
 html_theme = "furo"
 exclude_patterns = ["_build", "changes"]
 # Links into the source tree are for readers of the repository.
-myst_heading_anchors = 2
+myst_heading_anchors = 3
 suppress_warnings = ["myst.xref_missing"]

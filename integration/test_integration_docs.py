@@ -35,7 +35,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 SECTIONS = dict(
     re.findall(
-        r"^## (\S+)\n(.*?)(?=^#+ |\Z)", (ROOT / "docs" / "breaks.md").read_text(), re.M | re.S
+        r"^### (\S+)\n(.*?)(?=^##+ |\Z)", (ROOT / "docs" / "breaks.md").read_text(), re.M | re.S
     )
 )
 
