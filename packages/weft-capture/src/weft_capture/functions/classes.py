@@ -349,7 +349,7 @@ class SuperValue(Value):
             if isinstance(attribute, attributes.C_METHODS):
                 return BaseMethod(owner, base_class, name)
             return attributes.bind(tx, (base_class, attribute), name, owner, cls)
-        if isinstance(owner, ModuleValue):  # which keeps members outside its dict
+        if isinstance(owner, ModuleValue):  # its members are outside of its dict
             member = attributes.module_member(tx, owner, name)
             if member is not None:
                 return member
@@ -481,7 +481,7 @@ def _base_new(base: type) -> None:
             tx.raise_(TypeError, f"{name}.__new__({other}): {other} is not a subtype of {name}")
         in_c = not real_class.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
         if in_c and real_class is not base:
-            real_call(tx, base.__new__, real_class)  # may refuse it
+            real_call(tx, base.__new__, real_class)  # may raise
         return (
             _BASES[base](tx, list(args))
             if real_class is base

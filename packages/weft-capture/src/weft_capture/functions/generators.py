@@ -196,7 +196,7 @@ class GeneratorValue(IteratorValue):
         """Say whether closing it has no side effects."""
         from weft_capture.effects.rehearsals import isolated  # noqa: PLC0415 - import cycle
 
-        born, self.born = self.born, sys.maxsize  # what it changes of its own, nobody sees
+        born, self.born = self.born, sys.maxsize  # its own state is not visible outside
         try:
             with isolated(tx, "closing") as nodes:
                 self.close(tx)
@@ -226,10 +226,10 @@ class GeneratorValue(IteratorValue):
             code = _ENDED[self.type_name].__code__
             out.call(resumed_generator, [constant(code), constant({}), TupleValue([]), *names])
             return
-        state = [*frame.stack, NONE]  # what the yield where it stands is given
+        state = [*frame.stack, NONE]  # the value sent to the current yield
         present = [value is not NULL for value in state]
         keep = out.kept(frame.locals)
-        at = frame.ip - 1 - (self.type_name == ASYNC)  # the yield, or the wrapping of what it gives
+        at = frame.ip - 1 - (self.type_name == ASYNC)  # the yield, or the wrapping of its item
         resume = make_resume(frame.decoded, at, present, tuple(frame.locals), keep)
         variables = {cell: value.contents for cell, value in frame.cells.items()} | frame.locals
         arguments: list[Any] = [
@@ -384,7 +384,7 @@ async def _asynchronous() -> Any:
 
 TEE: type = type(itertools.tee(())[0])
 CALLS: type = type(iter(int, 1))
-_INNER = (reversed, TEE)  # are made of more than their class takes
+_INNER = (reversed, TEE)  # whose constructor takes fewer arguments
 ASYNC = generator_type_name(inspect.CO_ASYNC_GENERATOR)
 _ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine, ASYNC: _asynchronous}
 _TYPES = {

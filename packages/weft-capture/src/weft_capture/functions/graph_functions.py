@@ -35,7 +35,7 @@ def hashes_silently(obj: object) -> bool:
         return False
     try:
         hash(obj)
-    except TypeError:  # as of functions of ctypes
+    except TypeError:  # functions of ctypes, for example
         return False
     return True
 

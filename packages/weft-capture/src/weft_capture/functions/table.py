@@ -169,7 +169,7 @@ def find_row(obj: object) -> Row | None:
         original = obj.__dict__.get("_torchdynamo_orig_callable")
         if original is not None and (obj.__module__ or "").startswith("torch.optim"):
             return Row(Treatment.HANDLER, _caller(original))
-        if isinstance(obj, types.FunctionType):  # `functools.wraps` may have given it its name
+        if isinstance(obj, types.FunctionType):  # `functools.wraps` may have copied its name
             package = str(obj.__globals__.get("__name__")).partition(".")[0]
             if package not in _LIBRARIES:
                 return None
@@ -314,7 +314,7 @@ def _in_c(real: Any) -> bool:
 @functools.cache
 def _check_real(real: Any, count: int, names: tuple[str, ...]) -> None:
     """Raise TypeError where a function of C does not take such arguments."""
-    with contextlib.suppress(ValueError):  # of some nobody knows
+    with contextlib.suppress(ValueError):  # some have no signature
         inspect.signature(real).bind(*range(count), **dict.fromkeys(names))
 
 

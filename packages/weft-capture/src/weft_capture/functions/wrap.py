@@ -242,9 +242,9 @@ def _read_dict(
     for index, (key, item) in enumerate(plain.items(obj)):
         if is_constant_object(key) and type(obj) in EXACT:
             item_source: Source = ItemSource(source, key)
-        elif is_constant_object(key):  # past the `__getitem__` of a subclass
+        elif is_constant_object(key):  # bypassing the `__getitem__` of a subclass
             item_source = CallSource(dict.__getitem__, (source, ConstSource(key)))
-        else:  # an OrderedDict has an order that dict's own methods do not see
+        else:  # an OrderedDict has a separate order
             item_source = CallSource(dict.__getitem__, (source, DictKeySource(keys, index)))
         key_source: Source = DictKeySource(keys, index)
         if isinstance(source, ConstSource):
@@ -284,7 +284,7 @@ def wrap_key(tx: Tracer, key: Any) -> Value:
 def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     if not all(map(is_element, obj)):
-        return ExternalIterator(obj, source)  # what is asked of it breaks
+        return ExternalIterator(obj, source)  # each operation on it breaks
     tx.guard_set(source, obj)
     return SetValue([wrap_key(tx, item) for item in obj], source, type(obj), obj)
 
@@ -339,7 +339,7 @@ def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
 
 def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
     owner = obj.__self__
-    record = lookup(type(owner), obj.__name__) is None  # as pybind11's functions have
+    record = lookup(type(owner), obj.__name__) is None  # functions of pybind11 have it
     of_torch = type(owner).__module__.startswith("torch") and not isinstance(owner, torch.Tensor)
     fixed = owner is None or record or isinstance(owner, types.ModuleType | type)
     if fixed or of_torch or find(obj) is not None:

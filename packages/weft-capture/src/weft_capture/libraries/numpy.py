@@ -437,7 +437,7 @@ def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
         with unset_fake_temporarily():
             tensor = shared(obj)
     except (TypeError, ValueError):
-        return ExternalIterator(obj, source)  # what is asked of it breaks
+        return ExternalIterator(obj, source)  # each operation on it breaks
     return ArrayValue(wrap(tx, tensor, CallSource(shared, (source,))), np.ndarray, source)
 
 

@@ -199,7 +199,7 @@ def _bind_cached_property(
 
 def _bind_field(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
     _, (index, _) = mro_entry[1].__reduce__()
-    base = getattr(owner, "base", None)  # of a named tuple with operators
+    base = getattr(owner, "base", None)  # a named tuple with operators has one
     if base is None:
         raise Break("c-attribute", f"descriptor {name} of {cls.__name__}")
     return cast("Value", base.mp_subscript(tx, constant(index)))
@@ -302,7 +302,7 @@ def bind(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) ->
     getter = lookup(type(attribute), "__get__")
     if getter is not None and not isinstance(attribute, type):
         if not is_python_code(getter[1]):
-            binder = _BINDERS.get(getter[0])  # that of its base, such as property
+            binder = _BINDERS.get(getter[0])  # the binder of its base, such as property
             if binder is None:
                 raise Break("c-attribute", f"descriptor {name} of {cls.__name__}")
             return binder(tx, mro_entry, name, owner, cls)

@@ -47,7 +47,7 @@ CONSTANT_TYPES: set[type] = {
 VARYING_TYPES: set[type] = {str, bytes, complex}
 """Types, except float, whose instances become a `RuntimeValue` once they have varied."""
 
-PLACEMENTS = "torch.distributed.tensor.placement_types"  # has more such types
+PLACEMENTS = "torch.distributed.tensor.placement_types"  # further such types
 
 _RAISES_ARE_PYTHONS = (
     ArithmeticError, LookupError, ValueError, TypeError, AttributeError, SyntaxError,
@@ -115,7 +115,7 @@ class Constant(Value):
             return repeats and not hasattr(argument.python_type(), "__index__")
         if not _is_builtin(self.value):
             return False
-        base = getattr(argument, "base", None)  # of an instance
+        base = getattr(argument, "base", None)  # the base of an instance
         return not argument.is_constant() and (base is None or base.in_graph)
 
     def inherits_comparison(self, name: str) -> bool:
@@ -156,7 +156,7 @@ class Constant(Value):
         if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
             return tx.overrides.device_block(self, name)
         unbound = getattr(type(self.value), name)
-        if isinstance(unbound, types.MethodDescriptorType):  # which errors name as a call does
+        if isinstance(unbound, types.MethodDescriptorType):  # errors name it as for a call
             return fold(tx, unbound, [self, *args], kwargs)
         return fold(tx, bound, args, kwargs)
 
@@ -282,7 +282,7 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         Break: when it warns, which has to happen in each call.
     """
     failed = None
-    with suppress_warnings("error") as warned:  # it has not done more by then
+    with suppress_warnings("error") as warned:  # it stopped at the first warning
         try:
             result = function(*args, **kwargs)
         except Warning:
@@ -291,7 +291,7 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         except FloatingPointError:
             raise Break("warns", "a floating point warning") from None
         except _RAISES_ARE_PYTHONS as error:
-            failed = error.with_traceback(None)  # which would keep the frames of capture
+            failed = error.with_traceback(None)  # the traceback refers to frames of capture
     if warned:
         raise Break("warns", f"a call that warns: {warned[0]}")
     if failed is not None:

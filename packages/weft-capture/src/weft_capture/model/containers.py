@@ -115,7 +115,7 @@ class TupleValue(SequenceValue):
 
     def same_object(self, other: Value) -> bool:
         empty = not self.items and type(self) is type(other) is TupleValue and not other.items
-        return self is other or empty  # of which there is one
+        return self is other or empty  # the empty tuple is a singleton
 
 
 class SizeValue(TupleValue):

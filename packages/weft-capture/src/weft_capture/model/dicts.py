@@ -140,7 +140,7 @@ class DictValue(Container, MutableValue):
         if self.read is None:
             return self.key(key)
         log, name = self.log or [], _key_placeholder(key)
-        varying = bool(log) and isinstance(log[0][0], Value | Source)  # then all of them are
+        varying = bool(log) and isinstance(log[0][0], Value | Source)  # then all keys vary
         fresh = name not in self.own or all(mark != name for mark, *_ in log[:-1])
         if writes and name is not None and (varying or not log) and fresh:
             return name
@@ -171,7 +171,7 @@ class DictValue(Container, MutableValue):
             return None
         item = self.real[key_value]
         source: Source = ItemSource(self.source, key_value)
-        if pregraph or type(self.real) is defaultdict:  # which makes an item where there is none
+        if pregraph or type(self.real) is defaultdict:  # it creates missing items
             if item is None:
                 return self.entries[key.tp_hash()]
             source = CallSource(dict.get, (self.source, name))
@@ -285,7 +285,7 @@ class DictValue(Container, MutableValue):
             if not writes:
                 written.discard(hashed)
                 out.later(operator.delitem, self, key)
-            elif hashed not in written:  # what is there in the end
+            elif hashed not in written:  # an entry that remains
                 written.add(hashed)
                 out.later(operator.setitem, self, key, self.own.get(hashed, (NONE, NONE))[1])
 

@@ -41,7 +41,7 @@ class TracebackValue(Value):
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if tx.frame is not None and "tb_frame" in tx.frame.function.code.co_names:
             error = Break("exception-state", f"{name} of a traceback, whose frames are read")
-            error.eager_frame = tx.frame  # whose pieces would be frames of their own
+            error.eager_frame = tx.frame  # its resume functions would be separate frames
             raise error
         return super().tp_getattro(tx, name)
 
@@ -81,7 +81,7 @@ class ExceptionValue(MutableValue):
     origin: ExceptionValue | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
     raised: bool = False
-    stated_in: Frame | None = None  # where capture itself raised it
+    stated_in: Frame | None = None  # the frame where capture raised it
     changing = ("args", "attributes", "raised")
 
     def describe(self) -> str:
@@ -221,7 +221,7 @@ def wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
     value.attributes = {
         name: LazyValue(item, ItemSource(base, name)) for name, item in namespace.items()
     }
-    if issubclass(type(obj), StopIteration):  # it can be set, past the args
+    if issubclass(type(obj), StopIteration):  # it can be set independently of args
         value.attributes["value"] = LazyValue(*read("value"))
     return value
 
@@ -260,11 +260,11 @@ def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
     if not isinstance(context, ExceptionValue) or context is value:
         return value
     link: Value = context
-    seen: set[Value] = set()  # a program can make a circle of its own
+    seen: set[Value] = set()  # the program can create a cycle
     while isinstance(link, ExceptionValue) and link not in seen:
         seen.add(link)
         further = link.attributes.get("__context__", NONE)
-        if further is value:  # the chain must not become a circle
+        if further is value:  # the chain must not become a cycle
             tx.journal.touch(link)
             link.attributes["__context__"] = NONE
         link = further

@@ -19,7 +19,7 @@ def steps(tx: Tracer, items: Value, hinted: bool = True) -> Iterator[Value]:
         hinted: read an object's length first, as `list` does (PyObject_LengthHint).
     """
     if not isinstance(items, UserObject) and not hasattr(items.python_type(), "__next__"):
-        yield from items.unpack(tx)  # nothing of the program runs
+        yield from items.unpack(tx)  # this runs no code of the program
         return
     iterator = items.tp_iter(tx)
     if hinted and isinstance(items, UserObject) and any(map(items.has_special, ("__len__", _HINT))):

@@ -55,7 +55,7 @@ class ObjectKey:
 
     def __init__(self, value: UserObject) -> None:
         self.value = value
-        self.number: int | None = None  # its hash when it was first asked
+        self.number: int | None = None  # its first hash
         self.step = current_tracer().steps.now
 
     def __hash__(self) -> int:
@@ -222,7 +222,7 @@ class UserObject(InstanceValue):
                 return
             if not _is_slot(mro_entry[1]):
                 raise Break("c-attribute", f"deleting {name} of {self.describe()}")
-            attributes.bind(tx, mro_entry, name, self, self.cls)  # raises where it is not set
+            attributes.bind(tx, mro_entry, name, self, self.cls)  # raises for an unset slot
         elif self.own_attribute(tx, name) is None:
             text = f"'{type_name(self.cls)}' object has no attribute '{name}'"
             tx.raise_(AttributeError, text)
@@ -434,7 +434,7 @@ def _is_slot(descriptor: object) -> bool:
     return slot and "__slots__" in vars(descriptor.__objclass__)  # type: ignore[attr-defined]
 
 
-_GENERIC = vars(types.SimpleNamespace)  # what it has of its own does what `object`'s does
+_GENERIC = vars(types.SimpleNamespace)  # its methods equal those of `object`
 
 
 class ModuleValue(UserObject):

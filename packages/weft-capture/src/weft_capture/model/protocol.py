@@ -115,7 +115,7 @@ class Value:
         if scalar_library(literal) is None:
             return literal
         number = literal.item()
-        return float(number) if isinstance(number, bool) else number  # as torch reads it
+        return float(number) if isinstance(number, bool) else number  # as torch does
 
     def example(self) -> Any:
         """Return the value as an argument for running an operation on fake tensors."""
@@ -256,7 +256,7 @@ class Value:
         self._change_item(tx, "__delitem__", key)
 
     def _change_item(self, tx: Tracer, name: str, *args: Value) -> None:
-        if find_in_class(self.python_type(), name) is None:  # whose errors differ
+        if find_in_class(self.python_type(), name) is None:  # the error differs
             raise Break("builtin-error", f"{self.describe()} without {name}")
         self.call_method(tx, name, list(args), {})
 

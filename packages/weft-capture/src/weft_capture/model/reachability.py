@@ -39,7 +39,7 @@ def children(value: Value) -> Iterator[Value]:
 def leads_to(pending: list[Value], target: Value) -> bool:
     """Say whether one of these values is, or refers to, a new value, directly or indirectly."""
     seen: set[int] = set()
-    for value in pending:  # which grows: what is near comes first
+    for value in pending:  # breadth first: the list grows
         if value is target:
             return True
         if id(value) not in seen and value.source is None:

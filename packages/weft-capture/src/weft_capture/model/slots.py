@@ -190,7 +190,7 @@ def _compare_bases(tx: Tracer, op: Operator, left: Value, right: Value) -> Value
         try:
             return compare(tx, op.symbol, *plain)
         except Raised as raised:
-            if issubclass(raised.value.python_type(), TypeError):  # it names the classes
+            if issubclass(raised.value.python_type(), TypeError):  # the message names the classes
                 raise Break("builtin-error", f"an error of {op.symbol}") from None
             raise
     if op.symbol in ("==", "!="):

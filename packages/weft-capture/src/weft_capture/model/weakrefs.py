@@ -46,7 +46,7 @@ class WeakRefValue(Value):
         if self.ref is not None:
             return self.ref
         asks = getattr(self.target, "has_special", None)
-        if asks is not None and asks("__eq__"):  # another reference to it is asked by it
+        if asks is not None and asks("__eq__"):  # it compares other references to the object
             raise Break("weak-reference", "a weak reference as a key, whose object has an __eq__")
         key = self.target.tp_hash()
         real = key is getattr(self.target, "obj", self)

@@ -158,7 +158,7 @@ def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
         return fold(tx, divmod, [left, right], {})
     try:
         return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
-    except Raised:  # in the words of `//`
+    except Raised:  # with the message of `//`
         raise Break("builtin-error", "an error of divmod") from None
 
 
@@ -170,13 +170,13 @@ def _sort_key(tx: Tracer, key: Value) -> Any:
 def _extremum(
     function: Any, tx: Tracer, /, *args: Value, key: Value = NONE, default: Value | None = None
 ) -> Value:
-    assert args  # or it raises as the real one
+    assert args  # without arguments the real function raises
     items: Iterable[Value] = steps(tx, args[0], hinted=False) if len(args) < 2 else args
     left, head = iter(items), list[Value]()
     for item in left:
         head.append(item)
         if key is not NONE or not issubclass(item.python_type(), int | float):
-            break  # the key or a comparison is called before the next one comes
+            break  # the next item follows a call of the key or a comparison
     alike = key is NONE and len({item.python_type() for item in head}) == 1
     if alike and any(isinstance(item, SymValue) for item in head):
         # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
@@ -272,7 +272,7 @@ def _tuple(tx: Tracer, items: Value | None = None) -> Value:
 def _set(cls: type, tx: Tracer, items: Value | None = None) -> Value:
     if cls is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
         return items
-    plain = getattr(items, "base", None) or items  # past the methods of its class
+    plain = getattr(items, "base", None) or items  # bypassing the methods of its class
     if isinstance(plain, SetValue):
         result = SetValue(plain.elements(), cls=cls, order=plain.order)
         result.loose |= plain.loose
@@ -345,7 +345,7 @@ def _anext(tx: Tracer, iterator: Value, *default: Value) -> Value:
 @rule(enumerate)
 def _enumerate(tx: Tracer, iterable: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
     first = start.as_constant()
-    real_call(tx, enumerate, (), first)  # raises for what is no number
+    real_call(tx, enumerate, (), first)  # raises for another type
     return CombinedIterator(enumerate, [iterated(tx, iterable)], (), lambda at: [first + at])
 
 

@@ -81,7 +81,7 @@ class CachedFunction(ObjectConstant, MutableValue):
                 with unset_fake_temporarily():
                     tx.answers[key] = self.obj(*real, **keywords)
             result = tx.answers[key]
-        except Exception:  # traced then, to raise in the program where it should
+        except Exception:  # traced instead, so that it raises in the program
             return None
         plain = all(map(is_constant_object, result if type(result) is tuple else [result]))
         if not is_immutable_module(self.obj.__module__):

@@ -65,7 +65,7 @@ def _deepcopy(tx: Tracer, value: Value, memo: Value = NONE) -> Value:
 @rule(object.__reduce_ex__)
 def _reduce(tx: Tracer, value: Value, protocol: Value) -> Value:
     bases = value.python_type().__mro__
-    new = types.BuiltinFunctionType  # what a class that is made in C makes its objects with
+    new = types.BuiltinFunctionType  # the type of `__new__` of a class in C
     in_c = {k for k in bases if not k.__flags__ & 1 << 9 or type(vars(k).get("__new__")) is new}
     supported = isinstance(value, UserObject) and in_c <= _KNOWN_BASES
     with_words = lookup(bases[0], "__getnewargs_ex__") is not None

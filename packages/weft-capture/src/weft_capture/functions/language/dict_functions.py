@@ -28,7 +28,7 @@ from weft_capture.model.slots import (
 
 def missing_key(tx: Tracer, key: Value, of: Value | None = None) -> NoReturn:
     """Raise KeyError in the program."""
-    if of is not None and of.python_type() is OrderedDict:  # which unpacks a tuple
+    if of is not None and of.python_type() is OrderedDict:  # it unpacks a tuple
         tx.check_call(OrderedDict.pop, [of, key], {})
     raise Raised(chain(tx, ExceptionValue(KeyError, [key])))
 
@@ -54,7 +54,7 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
     elif items is not None:
         for number, pair in enumerate(steps(tx, items, hinted=False)):
             pair_items = listed(tx, pair)
-            if len(pair_items) != 2:  # which they say in different words
+            if len(pair_items) != 2:  # their messages differ
                 real: Any = target.cls()
                 real_call(tx, real.update, [(0, 0)] * number + [pair_items])
             target.put(pair_items[0], pair_items[1])
@@ -334,10 +334,10 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     operands: list[Value] = []
     for operand in args:
         base = getattr(operand, "base", None)
-        arg = base if isinstance(base, SetValue) else operand  # whose `__iter__` nobody asks
+        arg = base if isinstance(base, SetValue) else operand  # its `__iter__` is not called
         every = arg.elements() if isinstance(arg, SetValue) else None
         if name in _ASKING and every is None and not isinstance(arg, DictValue | DictView):
-            real.append(_keys(tx, arg, values_by_key))  # of which it takes as many as it needs
+            real.append(_keys(tx, arg, values_by_key))  # read on demand
             continue
         items = [operand] if name in _OF_ONE else arg.unpack(tx) if every is None else every
         keys = [sought(item) if name in _SOUGHT else key_in(set, item) for item in items]
@@ -372,7 +372,7 @@ def _one_by_one(tx: Tracer, self: SetValue, name: str, args: tuple[Value, ...]) 
     sets = sets or any(isinstance(arg, SetValue | DictValue) for arg in args)
     if name == "update" and not sets:
         for item in (item for arg in args for item in steps(tx, arg, hinted=False)):
-            call_set(tx, self, "add", item)  # what raises in between leaves what came before
+            call_set(tx, self, "add", item)  # an error keeps the items added before
         return True
     several = name in ("update", "difference_update") and len(args) > 1
     for operand in args if several else ():
@@ -398,7 +398,7 @@ def _log_change(tx: Tracer, self: SetValue, name: str, operands: list[Value]) ->
     plain = all(isinstance(arg, SetValue) and not arg.log for arg in sets)
     if name in ("pop", "__init__") or not plain or self in sets:
         raise Break("container-mutation", f"{name} of a set from outside")
-    self.loose = True  # nobody knows where it has room
+    self.loose = True  # its layout is unknown
     states = [arg.state() for arg in sets if isinstance(arg, SetValue)]
     self.log.append((name, (*operands,), states, tx.steps.now))
 

@@ -345,7 +345,7 @@ def _hash(tx: Tracer, value: Value) -> Value:
     if issubclass(value.python_type(), weakref.ref):
         raise Break("weak-reference", "hash of a weak reference, whose object may be dead")
     base = value.base if isinstance(value, UserObject) else None
-    if base is not None and base.python_type() not in (float, complex):  # NaN has its address
+    if base is not None and base.python_type() not in (float, complex):  # NaN hashes by address
         return _hash(tx, base)
     if isinstance(value, UserObject | TensorValue | FunctionValue):
         if getattr(value.python_type(), "__hash__", None) is None:

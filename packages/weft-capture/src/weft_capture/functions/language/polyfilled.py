@@ -83,7 +83,7 @@ def polyfill(original: Any, version: Any) -> None:
     iterated_args = _ITERATED.get(name, slice(0))
     worded = name in ("tee", "_count_elements")
     worded |= getattr(original, "__module__", "") == "_operator"
-    callee_errors: Any = (TypeError,) if worded else ()  # errors of no callee
+    callee_errors: Any = (TypeError,) if worded else ()  # errors not raised by a callee
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         arguments = list(args)
@@ -93,7 +93,7 @@ def polyfill(original: Any, version: Any) -> None:
             arguments[iterated_args] = [iterated(tx, arg) for arg in arguments[iterated_args]]
         try:
             result = tx.const_object(version).tp_call(tx, arguments, kwargs)
-        except Raised as raised:  # it may be in other words, too
+        except Raised as raised:  # its message may differ, too
             error_types = (TypeError, ValueError) if isinstance(original, type) else callee_errors
             by_capture = getattr(raised.value, "stated_in", None) is not None
             if by_capture or issubclass(raised.value.python_type(), error_types):
@@ -178,7 +178,7 @@ _hint: Any = find(operator.length_hint)
 @rule(operator.length_hint)
 def _length_hint(tx: Tracer, *args: Value) -> Value:
     hint: Value = _hint(tx, *args)
-    for default in args[1:]:  # looked at first
+    for default in args[1:]:  # evaluated first
         real_call(tx, operator.length_hint, None, default.as_constant())
     if isinstance(hint, SymValue):
         return hint

@@ -108,7 +108,7 @@ def _changing(
         items = self.added if name == "append" else self.items  # type: ignore[attr-defined]
         tx.mutate(self, _undo(self, name, args, items))  # type: ignore[arg-type]
         function = getattr(items, name)
-        if name == "__delitem__":  # an expression says otherwise what is no index
+        if name == "__delitem__":  # the message for a wrong index differs
             function = functools.partial(operator.delitem, items)
         result = real_call(tx, function, *real, *args[len(converts) :])
         return NONE if result is None else tx.force(result)
@@ -137,7 +137,7 @@ def _extending(name: str, method_name: str) -> None:
         new_items = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
         if getattr(items, "base", None) is self:
             new_items = list(new_items)
-        for item in new_items:  # what raises in between leaves those before
+        for item in new_items:  # an error keeps the items added before
             tx.mutate(self)
             getattr(self.added if method_name == "append" else self.items, method_name)(item)
         return NONE
@@ -226,11 +226,11 @@ def _remove(tx: Tracer, self: ListValue, item: Value) -> None:
 def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FALSE) -> None:
     tx.mutate(self)
     real = [Proxy(tx, item) for item in self.items]
-    self.items.clear()  # as who asks meanwhile sees it
+    self.items.clear()  # it is empty during the sort
     epoch, self.epoch = self.epoch, -1
     try:
         sort_proxies(tx, real, key, reverse)
-    finally:  # an error leaves it half sorted
+    finally:  # after an error it is partly sorted
         if self.epoch != -1:
             raise Break("container-mutation", "a list that changes during sort")
         self.epoch = epoch

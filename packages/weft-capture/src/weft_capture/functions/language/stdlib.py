@@ -294,7 +294,7 @@ def _wrap_decimal(tx: Tracer, obj: decimal.Decimal, source: Source) -> Value:
 
 def _same_context(now: decimal.Context, then: decimal.Context) -> bool:
     merged = then.copy()
-    for flag, is_set in now.flags.items():  # marks only add up
+    for flag, is_set in now.flags.items():  # flags are only added
         merged.flags[flag] = merged.flags[flag] or is_set
     return repr(merged) == repr(now)
 

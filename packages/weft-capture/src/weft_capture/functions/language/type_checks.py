@@ -24,7 +24,7 @@ from weft_capture.tensors.tensor import TensorValue
 def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     targets = _classes(tx, classes)
     if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), targets):
-        value = value.target(tx)  # whose `__class__` it shows
+        value = value.target(tx)  # a proxy has its `__class__`
     cls = value.python_type()
     if isinstance(value, Constant):
         return constant(real_call(tx, isinstance, value.value, targets))
@@ -47,7 +47,7 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
 
 
 def _has_class(tx: Tracer, value: Value, cls: type, target: type) -> bool:
-    if isinstance(target, abc.ABCMeta) and cls is not target:  # which asks for `__class__` first
+    if isinstance(target, abc.ABCMeta) and cls is not target:  # it reads `__class__` first
         return _class_attribute_is(tx, value, target) or _subclass(tx, cls, (target,))
     return _subclass(tx, cls, (target,)) or _class_attribute_is(tx, value, target)
 

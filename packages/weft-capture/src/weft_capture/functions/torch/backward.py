@@ -131,7 +131,7 @@ def is_unobserved(*leaves: torch.Tensor) -> bool:
             return False
     closed = [leaf for leaf in leaves if not leaf.requires_grad]
     try:
-        for leaf in closed:  # as the program will do before the graph
+        for leaf in closed:  # the program will do so before the graph
             leaf.requires_grad_(True)
         for node in _accumulators(leaves):
             node.metadata[_SEEN] = True

@@ -159,7 +159,7 @@ def _gradients(
         else TupleValue(list(map(tx.force, value.unpack(tx))))
         for value in (outputs, inputs, grad_outputs)
     ]
-    for entry in tx.graph.inputs:  # all of them: those tensors are among these now
+    for entry in tx.graph.inputs:  # all of them are inputs now
         _check_graph_leaf(tx, entry)
     options = {"create_graph": create_graph, "retain_graph": TRUE}
     options |= {"allow_unused": allow_unused, "materialize_grads": materialize_grads}

@@ -255,7 +255,7 @@ class Overrides(MutableValue):
             handled = self.dispatch(function, args, kwargs)
             if handled is not None:
                 return handled
-            level, self.level = self.level, 2  # nor do handlers see what the rules for it do
+            level, self.level = self.level, 2  # handlers do not see the operations of its rule
             try:
                 return self._on_memory(function, args, kwargs, plainly)
             finally:
@@ -377,6 +377,6 @@ def _may_tell_handlers(function: Any) -> bool:
 
 def _tells_handlers(function: Any) -> bool:
     if isinstance(function, types.MethodWrapperType):
-        function = function.__self__  # a descriptor, of which this is the `__get__`
+        function = function.__self__  # a descriptor's bound `__get__`
     of_tensors = getattr(function, "__objclass__", None) is torch._C.TensorBase
     return of_tensors or function is torch.device or is_graph_function(function)

@@ -111,7 +111,7 @@ def _unique(tx: Tracer) -> Value:
     return tx.runtime_value(tx.calls.add(uuid.uuid4, early=True), uuid.uuid4())
 
 
-@rule("torch.random.manual_seed")  # by name: it can be wrapped
+@rule("torch.random.manual_seed")  # by name, since it can be wrapped
 def _manual_seed(tx: Tracer, seed: Value) -> Value:
     examples = [
         node.meta.get("example_value") for node in tx.graph.step_of_node if not node._erased

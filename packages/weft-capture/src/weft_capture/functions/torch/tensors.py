@@ -36,7 +36,7 @@ def _shape(tx: Tracer, self: TensorValue) -> Value:
 
 @tensor_attribute("data")
 def _data(tx: Tracer, self: TensorValue) -> Value:
-    fake = self.fake.detach()  # which counts the tensor's own writes, so that none is missed
+    fake = self.fake.detach()  # shares the version counter of the tensor
     node = tx.graph.node("call_function", getattr, (self.node, "data"), {}, fake)
     return tx.graph.result(node, fake)
 

@@ -174,7 +174,7 @@ def linearized(func: Any, *primals: Any) -> tuple[Any, Any]:
     output = func(*primals)
     primals = pytree.tree_map(torch.Tensor.detach, primals)
     seen, pull = torch.func.vjp(func, *primals)  # type: ignore[misc]  # not `has_aux`
-    if any(leaf.requires_grad for leaf in pytree.tree_leaves(seen)):  # by what it closes over
+    if any(leaf.requires_grad for leaf in pytree.tree_leaves(seen)):  # through its closure
         _refuse()
     _, push = torch.func.vjp(pull, pytree.tree_map(torch.zeros_like, seen))  # type: ignore[misc]
 
