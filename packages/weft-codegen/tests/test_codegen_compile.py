@@ -74,12 +74,14 @@ def _python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_readme_blocks_run():
     for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.S):
         done = _python(block)
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_of_torchs_compiler_is_imported():
     done = _python(
         "import sys, torch\n"

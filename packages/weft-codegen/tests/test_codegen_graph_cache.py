@@ -103,6 +103,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_what_differs_is_lowered(what, lowered):
     run()

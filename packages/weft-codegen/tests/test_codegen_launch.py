@@ -88,6 +88,7 @@ def in_c(program: Program, folder: Path) -> tuple[CompiledGraph, list[tuple[str,
     return CompiledGraph(known, tuple(program.constants.values()), phases), asked
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_program_in_c_launches_its_kernels(name: str, tmp_path: Path) -> None:
     made, inputs, eager = program(name)

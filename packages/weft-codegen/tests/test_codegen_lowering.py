@@ -112,6 +112,7 @@ def test_float_dtypes(dtype):
     check(lambda x: F.gelu(x), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "fn",

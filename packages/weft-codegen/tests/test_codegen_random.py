@@ -4,6 +4,7 @@ Each example is compared with the same graph in float64, with every size known a
 symbolic; one compiled binary serves several sizes.
 """
 
+import pytest
 import torch
 from codegen_check import check, clones, dynamic_trace, trace
 from hypothesis import HealthCheck, example, given, settings
@@ -106,6 +107,7 @@ _slow = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 _shapes = st.sampled_from([(3, 5), (1, 7), (16, 17), (4, 1), (2, 2)])
 
 
+@pytest.mark.slow
 # Two sums into one local, begun in each iteration of a loop that is evaluated at once.
 @example([("v", 2, 0, 0), *[("p", 0, 0, 0)] * 2, ("v", 6, 7, 0), ("p", 0, 0, 0)], (3, 5), False)
 @settings(max_examples=40, **_slow)
@@ -125,6 +127,7 @@ def test_random_graphs_in_16_bits(steps, shape, dtype):
     _assert_near(fn, run_program(program, clones(args)), args, 0.05)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, **_slow)
 @given(_steps, st.booleans())
 def test_random_graphs_of_every_size(steps, permuted):

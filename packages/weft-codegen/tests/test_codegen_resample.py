@@ -27,6 +27,7 @@ def _smaller(n: int) -> int:
     return max(n - 2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("mode", SHAPES)
 def test_other_sizes(mode: str, aligned: bool) -> None:
@@ -40,6 +41,7 @@ def test_other_sizes(mode: str, aligned: bool) -> None:
         check(fn, x.float(), native=True, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", SHAPES)
 def test_whole_factors_and_16_bits(mode: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):

@@ -21,6 +21,7 @@ SPECIAL[2, 1] = 1
 EXACT = ["cumsum", "cumprod", "cummax", "cummin"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("x", [X, SPECIAL, X.double(), X.bfloat16(), X.half(), X.transpose(0, 2)])
 def test_scans_are_eagers_to_the_bit(x, dim):
@@ -57,6 +58,7 @@ FUSED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fn", FUSED)
 @pytest.mark.parametrize("columns", [5, 256, 700])
 def test_scans_share_a_kernel_with_what_surrounds_them(fn, columns):

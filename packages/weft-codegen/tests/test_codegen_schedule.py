@@ -360,6 +360,7 @@ def test_row_and_column_sums_share_a_kernel(monkeypatch):
     assert len(check(backward, *args).buffers) == len(program.buffers) - 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_columns_of_what_rows_make(dtype, columns, monkeypatch):

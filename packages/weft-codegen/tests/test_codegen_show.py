@@ -63,6 +63,7 @@ def test_fusion_log_says_why_not(logs):
     assert any(r.name.endswith("schedule") for r in logs.records)
 
 
+@pytest.mark.slow
 def test_trace_writes_every_stage(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_DUMP", str(tmp_path))
     run = compile_graph(with_lines(block), [X, W], options=Options(trace_graph_diagram=True))

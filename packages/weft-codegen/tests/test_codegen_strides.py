@@ -11,6 +11,7 @@ from weft_codegen.loops.lower.graph import NoLowering
 X = torch.randn(5, 6, 4, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim, size, step", [(1, 3, 1), (0, 2, 2), (3, 2, 1), (2, 4, 3)])
 def test_copies_of_windows_keep_their_layout_with_symbolic_sizes(dim, size, step):
     def fn(x):
@@ -22,6 +23,7 @@ def test_copies_of_windows_keep_their_layout_with_symbolic_sizes(dim, size, step
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 def test_a_layout_that_sizes_do_not_prove_is_no_program():
     # That the sizes divide one another is a guard here, not an identity.
     def inverse(x):

@@ -89,16 +89,19 @@ def _run(program: str, interpret: bool) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_equal_eager() -> None:
     printed = _run(_INTERPRET, interpret=True)
     assert printed.split()[::2] == list(CASES)
 
 
+@pytest.mark.slow
 def test_kernels_compile_to_cubin_without_a_gpu() -> None:
     printed = _run(_CUBIN, interpret=False)
     assert set(printed.split()[::2]) == set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpret", [True, False])
 def test_scheduled_graphs(interpret: bool) -> None:
     assert _run(_GRAPHS, interpret).split()[::2] == list(GRAPHS)

@@ -36,6 +36,7 @@ def _check(fn, *args):
 
 
 # Rows in blocks of 8, 6, 5 and 1; columns in blocks of 32 and 48, and in none that fits.
+@pytest.mark.sampled
 @pytest.mark.parametrize("rows", [8, 32, 12, 25, 13, 2])
 @pytest.mark.parametrize("columns", [64, 48, 20, 130])
 def test_blocks_take_bias_activation_and_residual_along(rows, columns, monkeypatch):
@@ -46,6 +47,7 @@ def test_blocks_take_bias_activation_and_residual_along(rows, columns, monkeypat
     assert externs(program) == [] and launches(program) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 def test_batches_and_transposed_operands(turned, monkeypatch):
     _as_loops(monkeypatch)
@@ -56,6 +58,7 @@ def test_batches_and_transposed_operands(turned, monkeypatch):
     assert externs(_check(lambda a, b: (a @ b).sigmoid(), a[0], b[0])) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(*[st.integers(2, 70)] * 3, st.booleans())
 def test_products_of_any_size(rows, length, columns, bias):
@@ -73,6 +76,7 @@ def test_special_values_pass_through(monkeypatch):
     assert_close(result, a @ b, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_the_faster_one_stays_and_is_remembered(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
     a, b = torch.randn(16, 128), torch.randn(128, 160)

@@ -61,6 +61,7 @@ def _assert_near(actual: torch.Tensor, nearest: torch.Tensor, units: int, at: ob
     assert torch.equal(actual.signbit()[zero], nearest.signbit()[zero]), at
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROUNDED)
 def test_float32_is_within_two_units(name: str) -> None:
     operands = _operands(name, torch.float32, 40_000)
@@ -82,6 +83,7 @@ def _exact(name: str, values: list[float]) -> float:
         return float(own.get(name, getattr(mpmath, name, None))(*map(mpmath.mpf, values)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROUNDED)
 def test_float64_is_within_two_units(name: str) -> None:
     operands = _operands(name, torch.float64, 100)

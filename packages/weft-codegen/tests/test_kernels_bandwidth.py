@@ -42,6 +42,7 @@ def _pair(rows: int, columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, ..
     return tuple((torch.randn(rows, columns) * 8).to(dtype) for _ in range(2))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_streamed_results(rows: int, columns: int, dtype: torch.dtype) -> None:
@@ -53,6 +54,7 @@ def test_streamed_results(rows: int, columns: int, dtype: torch.dtype) -> None:
             check(fn, x, y, interpret=False, native=True, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(64, 64), (256, 512), (300, 131), (65, 777)])
 def test_turned_tiles(rows: int, columns: int, dtype: torch.dtype) -> None:

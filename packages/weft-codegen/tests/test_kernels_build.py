@@ -45,6 +45,7 @@ def _fake_compiler(tmp_path: Path, text: str) -> Path:
 HANGS = "echo $$ >> $0.pids; sleep 600 & echo $! >> $0.pids; wait"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
     quick: bool, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +140,7 @@ def test_a_program_built_before_starts_no_process(monkeypatch: pytest.MonkeyPatc
     assert second.path == first.path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "changed", "empty"])
 def test_a_damaged_program_is_built_again(
     damage: str, cache: Path, caplog: pytest.LogCaptureFixture
@@ -181,6 +183,7 @@ def test_a_known_kernel_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -
     assert compiled == ["host.c"]
 
 
+@pytest.mark.slow
 def test_processes_may_build_the_same_program_at_once(cache: Path) -> None:
     code = (
         "import torch\n"

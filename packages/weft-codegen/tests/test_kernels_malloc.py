@@ -42,6 +42,7 @@ def run(size: int, **environment: str) -> tuple[bool, int, int]:
     return bool(done), mapped, kept
 
 
+@pytest.mark.slow
 @glibc
 def test_a_large_tensor_is_of_the_heap_and_stays_there():
     done, mapped, kept = run(128 << 20)
@@ -50,6 +51,7 @@ def test_a_large_tensor_is_of_the_heap_and_stays_there():
     assert kept >= 16 << 20
 
 
+@pytest.mark.slow
 @glibc
 def test_without_the_setting_it_is_mapped_and_given_back():
     done, mapped, kept = run(0)
@@ -58,6 +60,7 @@ def test_without_the_setting_it_is_mapped_and_given_back():
     assert kept < 16 << 20
 
 
+@pytest.mark.slow
 @glibc
 def test_the_users_thresholds_stay():
     done, mapped, _ = run(128 << 20, MALLOC_MMAP_THRESHOLD_="1000000")

@@ -14,6 +14,7 @@ INTEGER = ["add", "sub", "mul", "neg", "abs", "maximum", "minimum", "truncdiv", 
 INTEGER += ["remainder", "fmod", "eq", "lt", "ge", *sorted(INTEGER_ONLY)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
 @pytest.mark.parametrize("name", FLOAT)
 def test_float_operation(name: str, dtype: torch.dtype) -> None:

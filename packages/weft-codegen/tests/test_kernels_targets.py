@@ -91,6 +91,7 @@ def _source(cases: dict[str, Case]) -> str:
     ])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_same_results_on(target: str, tmp_path: Path) -> None:
     command, emulator, usable = TARGETS[target]

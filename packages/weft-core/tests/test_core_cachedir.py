@@ -257,6 +257,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
     assert not os.path.exists(used)
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_goes_with_its_process(tmp_path):
     a_file(tmp_path / "cache")
     code = "from weft_core.cachedir import cache_dir; print(cache_dir('kernels'))"

@@ -228,6 +228,7 @@ assert type(torch._dynamo).__name__ == "module" and callable(torch._dynamo.optim
 """
 
 
+@pytest.mark.slow
 def test_nothing_of_torch_s_compiler_is_loaded_and_it_still_loads_when_asked() -> None:
     command = [sys.executable, "-c", _PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

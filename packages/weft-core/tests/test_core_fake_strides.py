@@ -36,6 +36,7 @@ def _operands(rng, count):
         yield _laid_out(rng, tuple(shape[first:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operators", [UNARY, BINARY, TERNARY])
 @pytest.mark.parametrize("seed", [3, 10])
 def test_pointwise_results_of_random_operands(operators, seed):
