@@ -21,7 +21,6 @@ from check_packages import name_of, package_problems
 ROOT = Path(__file__).parent.parent
 FILE_LIMIT = 500
 FUNCTION_LIMIT = 60
-LONG_FILES = {"_entry.c"}
 FORBIDDEN = re.compile(
     r"torch\.(_dynamo|_inductor|_C\._dynamo\.(eval_frame|guards)"
     r"|_functorch\.(aot_autograd|_aot_autograd|partitioners|compilers|config))\b"
@@ -107,7 +106,7 @@ def is_deep(package: str, parts: list[str]) -> bool:
 def check_lines(path: Path, text: str) -> Iterator[str]:
     """Yield whether a file is too long, and its lines that name what another file is for."""
     where, lines = path.relative_to(ROOT), list(enumerate(text.splitlines(), 1))
-    if len(lines) > FILE_LIMIT and path.name not in LONG_FILES:
+    if len(lines) > FILE_LIMIT:
         yield f"{where}: {len(lines)} lines (limit {FILE_LIMIT})"
     for module, pattern in VERSIONS.items():
         if path.stem != module and not ANY_VERSION.search(str(where)):

@@ -20,10 +20,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from triton_kernels import CASES, softmax
 from triton_programs import GRAPHS
 from weft_codegen.compile import make_program
+from weft_codegen.kernels.build import Sources, build
 from weft_codegen.kernels.triton.emit import NoTritonForm, emit
-from weft_codegen.kernels.triton.host import PythonHostWriter
+from weft_codegen.kernels.triton.host import GpuHostWriter
 from weft_codegen.kernels.triton.load import compile_program
-from weft_codegen.loops.program import Input
+from weft_codegen.loops.program import Buffer, Input
 
 HERE = Path(__file__).parent
 
@@ -66,7 +67,6 @@ from triton_programs import GRAPHS, program
 from weft_codegen.kernels.triton.emit import emit
 from weft_codegen.kernels.triton.build import SM90, compile_phase
 from weft_codegen.kernels.triton.load import compile_program
-from weft_codegen.loops.program import Input
 for name in GRAPHS:
     prog, inputs, eager = program(name)
     assert prog.kernels, name
@@ -124,9 +124,23 @@ def test_a_kernel_of_the_cpu_in_a_program_of_a_gpu_is_c() -> None:
         graph = make_fx(lambda steps, weight: [steps + 1, weight.view(7, 1)])(*fakes)
     compiled = compile_program(make_program(graph, fakes))
     steps, weight = torch.arange(5.0), torch.randn(7)  # the weight is never touched
-    counted, view = compiled._run([steps, weight])  # what looks for no GPU first
+    counted, view = compiled(steps, weight)
     assert torch.equal(counted, torch.arange(1.0, 6.0))
     assert view.data_ptr() == weight.data_ptr()
+
+
+def test_a_scalar_of_the_cpu_is_copied_to_the_gpu() -> None:
+    with FakeTensorMode():
+        fakes = [torch.empty(5, device="cuda"), torch.empty(5, device="cuda")]
+        graph = make_fx(lambda a, b: [a + b])(*fakes)
+    program = make_program(graph, fakes)
+    scalar = Buffer("in1", torch.float32, (), ())
+    program = replace(program, buffers=program.buffers | {"in1": scalar})
+    kernels = {name: emit(kernel) for name, kernel in program.kernels.items()}
+    for direct in (True, False):
+        text = GpuHostWriter(program, kernels, {}, direct=direct).text()
+        assert re.search(r"weft_copy\(&own\[\d+\], in\[1\], .* WEFT_CUDA\(0\)\)", text)
+        assert build(Sources(text, {})).exists()
 
 
 def test_memory_of_two_devices_in_one_kernel_is_refused() -> None:
@@ -136,7 +150,7 @@ def test_memory_of_two_devices_in_one_kernel_is_refused() -> None:
     program = make_program(graph, fakes)
     buffers = program.buffers | {"in1": replace(program.buffers["in1"], device=torch.device("cpu"))}
     with pytest.raises(NoTritonForm, match="several devices"):
-        PythonHostWriter(replace(program, buffers=buffers)).text()
+        compile_program(replace(program, buffers=buffers))
 
 
 def test_a_size_that_is_a_number_or_an_expression_is_an_argument() -> None:
@@ -145,9 +159,9 @@ def test_a_size_that_is_a_number_or_an_expression_is_an_argument() -> None:
         graph = make_fx(lambda a, b: [a + 1, b * 2])(*fakes)
     program = make_program(graph, fakes)
     sizes = (Input("3", "unused"), Input("(2*s0)", "unused"))
-    compile(
-        PythonHostWriter(replace(program, inputs=program.inputs + sizes)).text(), "host", "exec"
-    )
+    program = replace(program, inputs=program.inputs + sizes)
+    kernels = {name: emit(kernel) for name, kernel in program.kernels.items()}
+    assert build(Sources(GpuHostWriter(program, kernels, {}).text(), {})).exists()
 
 
 def test_an_empty_sum_over_a_symbolic_size_is_not_cut() -> None:

@@ -151,7 +151,7 @@ def _compile(
     program = make_program(gm, inputs, options)
     if settings.interpret:
         return lambda *args: run_program(program, args)
-    if any(buffer.device != CPU for buffer in program.buffers.values()):
+    if program.device != CPU:
         return _compile_elsewhere(program, gm)
     compiled = compile_program(program)
     _count(compiled.loadable)
@@ -171,7 +171,7 @@ def _compile_elsewhere(program: Program, gm: fx.GraphModule) -> Compiled:
         events.notify(text, eager=True)
         return Eager(gm)
     compiled = load.compile_program(program)
-    events.counters["codegen"].update(graphs=1, kernels=len(program.kernels))
+    _count(compiled.loadable)
     return compiled
 
 

@@ -40,9 +40,7 @@ static const weft_value outputs[] = {
     {"buf4", WEFT_TENSOR, 6, WEFT_CPU, 2, dims_32_64, dims_64_1},
 };
 
-const weft_description weft_program = {
-    WEFT_ABI, WEFT_CPU, 3, 1, 0, inputs, outputs, NULL,
-};
+const weft_description weft_program = {WEFT_ABI, WEFT_CPU, 3, 1, 0, inputs, outputs, NULL};
 
 static weft_symbol symbols[] = {{"aoti_torch_cpu_mm_out"}, {NULL}};
 

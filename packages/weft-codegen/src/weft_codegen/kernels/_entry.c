@@ -1,8 +1,8 @@
 /* The way from Python into generated libraries (include/weft.h), which know nothing of Python.
  *
- * A LoadedProgram is called with the inputs of weft_run, or with one list of them from which it takes each
- * large tensor after its last use.  Tensors' handles are read out of the Python objects, and the
- * interpreter lock is released while the program runs.  A Kernel is one of a GPU.
+ * A LoadedProgram is called with the inputs of weft_run, or with one list of them, from which it
+ * takes each large tensor after its last use.  Tensors' handles are read out of the Python objects,
+ * and the interpreter lock is released while the program runs.  A Kernel is one of a GPU.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,7 +16,6 @@ static struct {
     PyObject *(*wrap)(weft_tensor);
     int32_t (*new_tensor_handle)(weft_tensor, weft_tensor *);
     int32_t (*delete_tensor_object)(weft_tensor);
-    int32_t (*get_data_ptr)(weft_tensor, void **);
     _Bool (*autocast_is_enabled)(int8_t device); /* NULL: unknown */
     Py_ssize_t handle_offset;                    /* of the at::Tensor in a Python tensor */
     PyObject *classes;     /* a tuple of classes: Tensor first, then those that compute as it does */
@@ -38,8 +37,7 @@ configure(PyObject *module, PyObject *args)
         return PyErr_Format(PyExc_LookupError, "libtorch");
     *(void **)&torch.new_tensor_handle = dlsym(cpu, "aoti_torch_new_tensor_handle");
     *(void **)&torch.delete_tensor_object = dlsym(cpu, "aoti_torch_delete_tensor_object");
-    *(void **)&torch.get_data_ptr = dlsym(cpu, "aoti_torch_get_data_ptr");
-    if (!torch.new_tensor_handle || !torch.delete_tensor_object || !torch.get_data_ptr)
+    if (!torch.new_tensor_handle || !torch.delete_tensor_object)
         return PyErr_Format(PyExc_LookupError, "aoti_torch_new_tensor_handle");
     const char *autocast = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE";
     *(void **)&torch.autocast_is_enabled = dlsym(cpu, autocast);
@@ -87,12 +85,11 @@ is_plain_tensor(PyObject *object)
 
 /* ---- kernels of a GPU ---- */
 
-/* A loaded kernel; called from Python with (stream, programs, *buffers, *sizes). */
+/* A loaded kernel, and what launches it. */
 typedef struct {
     PyObject_HEAD
-    vectorcallfunc vectorcall;
     void *function;
-    int threads, shared, buffers, sizes, device;
+    int threads, shared, device;
     PyObject *owner; /* keeps `function` loaded */
     /* of the driver */
     int (*launch)(void *, int, int, int, int, int, int, int, void *, void **, void **);
@@ -104,8 +101,6 @@ static int
 submit(const Kernel *k, void *stream, int64_t programs, void **arguments)
 {
     enum { TOO_MANY = 1, NO_CONTEXT = 201 };
-    if (programs <= 0)
-        return 0;
     if ((int)programs != programs)
         return TOO_MANY;
     for (void *context = NULL;;) {
@@ -116,35 +111,6 @@ submit(const Kernel *k, void *stream, int64_t programs, void **arguments)
             k->make_current(context))
             return status;
     }
-}
-
-static PyObject *
-call_kernel(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names)
-{
-    const Kernel *const kernel = (Kernel *)self;
-    const int count = kernel->buffers + kernel->sizes;
-    const Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-    /* After the arguments come addresses of Triton's scratch memory, which these kernels lack. */
-    void *value[count + 2], *address[count + 2];
-    if (n != count + 2 || names)
-        return PyErr_Format(PyExc_TypeError, "a kernel takes %d arguments, got %zd", count + 2, n);
-    for (int k = 0; k < count + 2; k++) {
-        value[k] = k < kernel->buffers || k >= count ? NULL : PyLong_AsVoidPtr(args[k + 2]);
-        address[k] = &value[k];
-        if (k < kernel->buffers && torch.get_data_ptr(handle_of(args[k + 2]), &value[k]))
-            return PyErr_Format(PyExc_RuntimeError, "argument %d of a kernel has no memory", k);
-    }
-    void *const stream = PyLong_AsVoidPtr(args[0]);
-    const int64_t programs = PyLong_AsLongLong(args[1]);
-    if (PyErr_Occurred())
-        return NULL;
-    int status;
-    Py_BEGIN_ALLOW_THREADS /* the queue may be full */
-    status = submit(kernel, stream, programs, address);
-    Py_END_ALLOW_THREADS
-    if (status)
-        return PyErr_Format(PyExc_RuntimeError, "CUDA error %d in a kernel's launch", status);
-    Py_RETURN_NONE;
 }
 
 static void
@@ -158,27 +124,24 @@ static PyObject *
 new_kernel(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     const char *driver;
-    Kernel parsed = {.function = NULL};
-    PyObject *address;
-    if (!PyArg_ParseTuple(args, "sOiiiiiO", &driver, &address, &parsed.threads, &parsed.shared,
-                          &parsed.buffers, &parsed.sizes, &parsed.device, &parsed.owner))
+    PyObject *function, *owner;
+    int threads, shared, device;
+    if (!PyArg_ParseTuple(args, "sOiiiO", &driver, &function, &threads, &shared, &device, &owner))
         return NULL;
-    parsed.function = PyLong_AsVoidPtr(address);
-    if (PyErr_Occurred())
-        return NULL;
-    void *library = dlopen(driver, RTLD_LAZY);
-    if (!library)
-        return PyErr_Format(PyExc_RuntimeError, "%s is no CUDA driver", driver);
-    *(void **)&parsed.launch = dlsym(library, "cuLaunchKernel");
-    *(void **)&parsed.retain = dlsym(library, "cuDevicePrimaryCtxRetain");
-    *(void **)&parsed.make_current = dlsym(library, "cuCtxSetCurrent");
-    Kernel *kernel = (Kernel *)type->tp_alloc(type, 0);
+    void *library = dlopen(driver, RTLD_LAZY), *address = PyLong_AsVoidPtr(function);
+    if (!library && !PyErr_Occurred())
+        PyErr_Format(PyExc_RuntimeError, "%s is no CUDA driver", driver);
+    Kernel *kernel = PyErr_Occurred() ? NULL : (Kernel *)type->tp_alloc(type, 0);
     if (!kernel)
         return NULL;
-    parsed.ob_base = kernel->ob_base;
-    *kernel = parsed;
-    kernel->vectorcall = call_kernel;
-    Py_INCREF(kernel->owner);
+    kernel->function = address;
+    kernel->threads = threads;
+    kernel->shared = shared;
+    kernel->device = device;
+    kernel->owner = Py_NewRef(owner);
+    *(void **)&kernel->launch = dlsym(library, "cuLaunchKernel");
+    *(void **)&kernel->retain = dlsym(library, "cuDevicePrimaryCtxRetain");
+    *(void **)&kernel->make_current = dlsym(library, "cuCtxSetCurrent");
     return (PyObject *)kernel;
 }
 
@@ -186,9 +149,7 @@ static PyTypeObject KernelType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "weft_codegen.kernels._entry.Kernel",
     .tp_basicsize = sizeof(Kernel),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Kernel, vectorcall),
-    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = new_kernel,
     .tp_dealloc = free_kernel,
 };
@@ -366,8 +327,9 @@ read_inputs(const weft_description *about, PyObject *const *args, weft_tensor *i
 static int
 casts(const LoadedProgram *program)
 {
+    enum { CPU = 0 }; /* of c10::DeviceType; programs of a GPU have operators of the CPU too */
     return PyDict_GET_SIZE(program->steps) > 0 &&
-           (!torch.autocast_is_enabled ||
+           (!torch.autocast_is_enabled || torch.autocast_is_enabled(CPU) ||
             torch.autocast_is_enabled((int8_t)program->description->device_type));
 }
 

@@ -15,13 +15,13 @@ class LoadedProgram:
         torch_library: str,
         steps: Mapping[int, Callable[[list[Any], list[int]], tuple[Any, ...]]],
         constants: tuple[torch.Tensor, ...],
-        kernels: tuple[Callable[[bool], Callable[..., None]], ...],
+        kernels: tuple[Callable[[bool], Kernel], ...],
         /,
     ) -> None: ...
     def __call__(self, *args: Any) -> list[Any]: ...
 
 class Kernel:
-    """A kernel of a GPU as a function of (stream, programs, *buffers, *sizes)."""
+    """A kernel of a GPU, which a LoadedProgram launches."""
 
     def __init__(
         self,
@@ -29,13 +29,10 @@ class Kernel:
         function: int,
         threads: int,
         shared: int,
-        buffers: int,
-        sizes: int,
         device: int,
         owner: object,  # keeps `function` loaded
         /,
     ) -> None: ...
-    def __call__(self, stream: int, programs: int, *args: Any) -> None: ...
 
 def configure(
     torch_cpu: str,

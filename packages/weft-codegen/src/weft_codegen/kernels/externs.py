@@ -51,6 +51,12 @@ def torch_library(name: str) -> str:
     return str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}")
 
 
+def library_of_gpu() -> str:
+    """The name of torch's own library that has a GPU's functions; the CPU's where there is none."""
+    names = ("torch_cuda", "torch_hip", "torch_cpu")
+    return next(name for name in names if Path(torch_library(name)).exists())
+
+
 @functools.cache
 def number_of(value: Any) -> int:
     """What libtorch's C functions call a dtype, layout or memory format."""
@@ -78,7 +84,7 @@ def writes_into(step: Extern) -> bool:
 
 
 def shim_call(
-    step: Extern, args: Any, kwargs: dict[str, Any], floating: bool, device: torch.device
+    step: Extern, args: Any, kwargs: dict[str, Any], floating: bool, device: str
 ) -> tuple[str, list[str]] | None:
     """libtorch's function for `step` and its arguments in C but for the results.
 
@@ -87,10 +93,10 @@ def shim_call(
     Args:
         args, kwargs: those of the step, with Handle and Integer for tensors and symbolic ints.
         floating: whether every tensor of the call is floating-point.
-        device: where they are.
+        device: the type of device that they are on; "" where it differs.
     """
     out = writes_into(step)
-    name = _shim_name(step.op, device.type) + ("_out" if out else "")
+    name = _shim_name(step.op, device) + ("_out" if out else "")
     results = 1 if out else results_of(step.op)
     expected = shim_parameters().get(name)
     if expected is None or results < 0:

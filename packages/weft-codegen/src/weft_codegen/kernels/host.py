@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,13 +14,13 @@ import torch
 from weft_codegen.config import settings
 from weft_codegen.kernels import externs
 from weft_codegen.kernels.c_expr import index_c
+from weft_codegen.kernels.c_tables import Tables, element_c
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
-from weft_codegen.kernels.plan import ALIGN, Allocation, MemoryPlan
+from weft_codegen.kernels.plan import ALIGN, Allocation, make_plan
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.program import (
-    CPU,
     Alias,
     Buffer,
     BufferRef,
@@ -29,9 +28,9 @@ from weft_codegen.loops.program import (
     Launch,
     Program,
     size_positions,
+    step_reads,
+    step_writes,
 )
-
-_Described = tuple[str, Buffer | IndexExpr | None]
 
 
 class HostWriter:
@@ -42,18 +41,14 @@ class HostWriter:
     operators_choose = False
     """Whether what no kernel touches may be on other devices: seeds, which are on the CPU."""
 
-    def __init__(
-        self,
-        program: Program,
-        plan: MemoryPlan,
-        codes: Mapping[str, KernelCode],
-        device: torch.device = CPU,
-    ) -> None:
-        self._program, self._device = program, device
-        self._plan = plan
+    def __init__(self, program: Program, codes: Mapping[str, KernelCode]) -> None:
+        self._program, self._device = program, program.device
+        every = enumerate(program.steps)
+        allocate = (k for k, s in every if isinstance(s, Extern) and not externs.writes_into(s))
+        self._plan = plan = make_plan(program, frozenset(allocate))
         self._codes = codes
         self._lines: list[str] = []
-        self._tables: dict[str, str] = {}
+        self._tables = Tables()
         self._own: dict[str, int] = {}
         self._handles: dict[str, str] = {}
         self._pointers: set[str] = set()
@@ -75,7 +70,7 @@ class HostWriter:
         self._take_scratch()
         for position, step in enumerate(self._program.steps):
             if isinstance(step, Launch):
-                self._launch(step)
+                self._launch(position, step)
             elif isinstance(step, Extern):
                 self._extern(position, step)
             elif isinstance(step, Alias):
@@ -118,7 +113,7 @@ class HostWriter:
         """Check a tensor that others made; in other strides it is copied to `copy`."""
         handle, buffer = self._handles[name], self._program.buffers[name]
         elsewhere = self.operators_choose and name not in self._launched
-        layout = self._layout(buffer, "WEFT_ANYWHERE" if elsewhere else "")
+        layout = self._tables.layout(buffer, "WEFT_ANYWHERE" if elsewhere else "")
         self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {layout})')
         self._pointer(name, f"weft_data({handle})")
 
@@ -129,7 +124,7 @@ class HostWriter:
         elif size:
             slot = self._slot("")
             memory = Buffer("", torch.uint8, (const(size),), (ONE,), self._device)
-            self._check(f"weft_empty(&{slot}, {self._layout(memory)})")
+            self._check(f"weft_empty(&{slot}, {self._tables.layout(memory)})")
             self._line(f"char *const scratch = weft_data({slot});")
 
     # ---- steps ----
@@ -138,19 +133,20 @@ class HostWriter:
         for text in by_line(origins):
             self._line(f"/* {text.replace('*/', '* /')} */")
 
-    def _launch(self, step: Launch) -> None:
+    def _launch(self, position: int, step: Launch) -> None:
         self._origins(step.origins)
         kernel = self._program.kernels[step.kernel]
         for param, name in zip(kernel.params, step.buffers, strict=True):
             if param.written:
                 self._make(name)
-        self._call(step)
+        self._call(position, step)
 
-    def _call(self, step: Launch) -> None:
-        arguments = [_pointer_name(name) for name in step.buffers]
+    def _call(self, position: int, step: Launch) -> None:
+        """Call a kernel in C."""
+        arguments = [pointer_c(name) for name in step.buffers]
         arguments += [index_c(size) for size in step.sizes]
         if settings.check_bounds:
-            arguments += [f"{_pointer_name(name)}_size" for name in step.buffers]
+            arguments += [f"{pointer_c(name)}_size" for name in step.buffers]
         self._line(f"{self._codes[step.kernel].symbol}({', '.join(arguments)});")
         if settings.check_bounds:
             params = self._program.kernels[step.kernel].params
@@ -168,13 +164,13 @@ class HostWriter:
             over = self._plan.over.get(root)
             slot = self._slot(root)
             if over is None:
-                self._check(f"weft_empty(&{slot}, {self._layout(buffer)})")
+                self._check(f"weft_empty(&{slot}, {self._tables.layout(buffer)})")
             elif self._program.buffers[over] == replace(buffer, name=over):
                 slot = self._handles[over]  # the same tensor under another name
                 self._dying[self._plan.last[over]].remove(over)
             else:
                 memory = self._handles[over]
-                layout = self._dims_of(buffer)
+                layout = self._tables.dims(buffer)
                 self._check(f"torch._reinterpret_tensor({memory}, {layout}, 0, &{slot})")
             self._handles[root] = slot
             self._pointer(root, f"weft_data({slot})")
@@ -189,10 +185,10 @@ class HostWriter:
         self._make(base)
         if step.name in self._launched:
             base_type = _memory(self._program.buffers[step.base])
-            text = f"({base_type} *){_pointer_name(step.base)} + {index_c(step.offset)}"
+            text = f"({base_type} *){pointer_c(step.base)} + {index_c(step.offset)}"
             self._pointer(step.name, text)
             if settings.check_bounds:
-                size, whole = (f"{_pointer_name(name)}_size" for name in (step.name, step.base))
+                size, whole = (f"{pointer_c(name)}_size" for name in (step.name, step.base))
                 place = f'"{step.name}", {index_c(step.offset)}, {size}, {whole}'
                 self._check(f"weft_inside(call, {place})")
         # The handle, if an operator or an output wants one, is made when it does.
@@ -205,11 +201,11 @@ class HostWriter:
         buffer = self._program.buffers[name]
         root = self._plan.root[name]
         slot = self._slot(name)
-        layout = self._dims_of(buffer)
+        layout = self._tables.dims(buffer)
         if self._plan.allocation[root] is Allocation.SCRATCH:
             offset = self._offsets[name] * buffer.dtype.itemsize
             address = f"{self._scratch_address(root)} + {index_c(offset)}"
-            layout = f"{layout}, 0, {_element_type(buffer)}"
+            layout = f"{layout}, 0, {element_c(buffer)}"
             self._check(f"torch.create_tensor_from_blob({address}, {layout}, &{slot})")
         else:
             self._make(root)
@@ -222,31 +218,26 @@ class HostWriter:
     def _extern(self, position: int, step: Extern) -> None:
         self._origins(step.origins)
         if step.when is not None:
-            self._line(f"if (*{_pointer_name(step.when)}) {{")
+            self._line(f"if (*{pointer_c(step.when)}) {{")
         tensors, sizes, python_call = externs.python_step(step)
         handles = [externs.Handle(self._handle(name)) for name in tensors]
         ints = [externs.Integer(index_c(size)) for size in sizes]
         floating = all(self._program.buffers[name].dtype.is_floating_point for name in tensors)
         filled = python_call.filled(handles, ints)
-        shim = externs.shim_call(step, *filled, floating, self._device)
+        shim = externs.shim_call(step, *filled, floating, self._device_of(step))
         function, pieces = shim or ("", [])
-        arguments = [
-            f"call, {position}, {len(handles)}",
-            f"(const weft_tensor[]){{{', '.join(handles) or 'NULL'}}}",
-            str(len(ints)),
-            f"(const int64_t[]){{{', '.join(ints) or '0'}}}",
-        ]
+        arguments = step_arguments(position, handles, ints)
         if externs.writes_into(step):
             result = step.results[0]
             assert result is not None
             self._make(result)
             target = self._handle(result)
-            python = f"weft_step_into({', '.join([*arguments, target])})"
+            python = f"weft_step_into({arguments}, {target})"
             pieces = [target, *pieces]
         else:
             slots = ["NULL" if name is None else f"&{self._slot(name)}" for name in step.results]
             array = f"(weft_tensor *[]){{{', '.join(slots) or 'NULL'}}}"
-            python = f"weft_step({', '.join([*arguments, str(len(slots)), array])})"
+            python = f"weft_step({arguments}, {len(slots)}, {array})"
             unused = ["NULL"] * (externs.results_of(step.op) - len(slots))
             for slot in [*slots, *unused][: externs.results_of(step.op)]:
                 pieces.append(f"&{self._slot('')}" if slot == "NULL" else slot)
@@ -258,6 +249,12 @@ class HostWriter:
             self._line("}")
         if not externs.writes_into(step):
             self._results(step)
+
+    def _device_of(self, step: Extern) -> str:
+        """The type of device that all tensors of an operator are on; "" where they differ."""
+        names = (*step_reads(step), *step_writes(step))
+        found = {self._program.buffers[n].device for n in names if n in self._program.buffers}
+        return (found or {self._device}).pop().type if len(found) < 2 else ""
 
     def _results(self, step: Extern) -> None:
         for name in step.results:
@@ -313,82 +310,27 @@ class HostWriter:
         if name in self._launched or always:
             self._pointers.add(name)
             kind = _memory(self._program.buffers[name])
-            self._line(f"{kind} *const {_pointer_name(name)} = (void *)({text});")
+            self._line(f"{kind} *const {pointer_c(name)} = (void *)({text});")
             if settings.check_bounds:
                 if (handle := self._handles.get(name)) is not None:
                     size = f"weft_extent({handle})"
                 else:
-                    size = f"weft_span({self._dims_of(self._program.buffers[name])})"
-                self._line(f"const int64_t {_pointer_name(name)}_size = {size};")
-
-    def _layout(self, buffer: Buffer, device: str = "") -> str:
-        """Dimensions, dtype and device of a buffer as arguments."""
-        element = f"{externs.number_of(buffer.dtype)}, {device}" if device else ""
-        return f"{self._dims_of(buffer)}, {element or _element_type(buffer)}"
-
-    def _dims_of(self, buffer: Buffer) -> str:
-        sizes, strides = self._dims(buffer.shape), self._dims(buffer.strides)
-        return f"{len(buffer.shape)}, {sizes}, {strides}"
-
-    def _dims(self, dims: tuple[IndexExpr, ...]) -> str:
-        if all(dim.is_const for dim in dims):
-            return self._table(dims)
-        return f"(const int64_t[]){{{', '.join(map(index_c, dims))}}}"
-
-    def _table(self, dims: tuple[IndexExpr, ...]) -> str:
-        """The name of a table of dimensions, in which -1 stands for one that a call knows."""
-        values = [str(dim.value) if dim.is_const else "-1" for dim in dims]
-        name = "_".join(["dims", *(value.replace("-", "m") for value in values)])
-        self._tables[name] = f"static const int64_t {name}[] = {{{', '.join(values) or '0'}}};"
-        return name
+                    size = f"weft_span({self._tables.dims(self._program.buffers[name])})"
+                self._line(f"const int64_t {pointer_c(name)}_size = {size};")
 
     # ---- around the function ----
-
-    def _values(self, title: str, values: Iterable[_Described]) -> list[str]:
-        """A table that describes inputs, outputs or constants."""
-        rows = []
-        for name, value in values:
-            if isinstance(value, Buffer):
-                tables = f"{self._table(value.shape)}, {self._table(value.strides)}"
-                about = f"TENSOR, {_element_type(value)}, {len(value.shape)}, {tables}"
-            else:
-                about = "NONE" if value is None else "INTEGER"
-            rows.append(f'    {{"{name}", WEFT_{about}}},')
-        return [f"static const weft_value {title}[] = {{", *rows, "};"]
-
-    def _description(self) -> list[str]:
-        program, buffers = self._program, self._program.buffers
-        integer = {"size": ZERO}
-        tables: dict[str, list[_Described]] = {
-            "inputs": [(i.name, buffers.get(i.name, integer.get(i.kind))) for i in program.inputs],
-            "outputs": [
-                (o.name, buffers[o.name]) if isinstance(o, BufferRef) else ("", o)
-                for o in program.outputs
-            ],
-            "constants": [(name, buffers[name]) for name in program.constants],
-        }
-        counts = ", ".join(str(len(values)) for values in tables.values())
-        names = ", ".join(name if values else "NULL" for name, values in tables.items())
-        rows = [self._values(name, values) for name, values in tables.items() if values]
-        return [
-            *itertools.chain(*rows),
-            "",
-            "const weft_description weft_program = {",
-            f"    WEFT_ABI, {_device(self._device)}, {counts}, {names},",
-            "};",
-        ]
 
     def _opening(self) -> list[str]:
         names = sorted(self._shims, key=lambda name: self._shims[name])
         symbols = "".join(f'{{"{name}"}}, ' for name in names)
-        description = self._description()
+        description = self._tables.description(self._program)
         grad = ["    const _Bool grad = torch.grad_mode_is_enabled();"]
         grad += ["    if (grad)", "        torch.grad_mode_set_enabled(0);"]
         return [
             *self._prototypes(),
             *(['#include "weft_bounds.h"'] if settings.check_bounds else []),
             "",
-            *self._tables.values(),
+            *self._tables.lines(),
             "",
             *description,
             "",
@@ -408,8 +350,7 @@ class HostWriter:
         ]
 
     def _prototypes(self) -> list[str]:
-        used = {step.kernel for step in self._program.steps if isinstance(step, Launch)}
-        return sorted({self._codes[name].prototype for name in used})
+        return sorted({code.prototype for code in self._codes.values()})
 
     def _closing(self) -> list[str]:
         return [
@@ -443,6 +384,13 @@ def _large_inputs(program: Program) -> list[str]:
     return names
 
 
+def step_arguments(position: int, handles: Sequence[str], integers: Sequence[str]) -> str:
+    """What a step that the caller runs is called with, but for its results."""
+    tensors = f"(const weft_tensor[]){{{', '.join(handles) or 'NULL'}}}"
+    numbers = f"(const int64_t[]){{{', '.join(integers) or '0'}}}"
+    return f"call, {position}, {len(handles)}, {tensors}, {len(integers)}, {numbers}"
+
+
 def _view_offsets(program: Program) -> dict[str, IndexExpr]:
     """For every buffer, the elements from its root's first to its own first."""
     offsets = dict.fromkeys(program.buffers, ZERO)
@@ -452,20 +400,12 @@ def _view_offsets(program: Program) -> dict[str, IndexExpr]:
     return offsets
 
 
-def _device(device: torch.device) -> str:
-    """A device as two arguments."""
-    return "WEFT_CPU" if device == CPU else f"WEFT_CUDA({device.index or 0})"
-
-
-def _element_type(buffer: Buffer) -> str:
-    return f"{externs.number_of(buffer.dtype)}, {_device(buffer.device)}"
-
-
 def _memory(buffer: Buffer) -> str:
     """The C type of a buffer's elements (bytes for dtypes that no kernel touches)."""
     kind = C_TYPES.get(buffer.dtype)
     return kind.memory if kind is not None else "char"
 
 
-def _pointer_name(name: str) -> str:
+def pointer_c(name: str) -> str:
+    """The C variable that points to a buffer's elements."""
     return f"p_{name}"

@@ -21,18 +21,17 @@ from weft_core.fake import is_plain
 
 from weft_codegen.config import settings
 from weft_codegen.kernels._abi import ffi
-from weft_codegen.kernels._entry import Kernel, LoadedProgram, configure
+from weft_codegen.kernels._entry import LoadedProgram, configure
 from weft_codegen.kernels.build import Sources, build, program_path
 from weft_codegen.kernels.emit_c import emit_kernel
-from weft_codegen.kernels.externs import PythonStep, python_step, torch_library, writes_into
+from weft_codegen.kernels.externs import library_of_gpu, python_step, torch_library
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
-from weft_codegen.kernels.plan import MemoryPlan, make_plan
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
 
 _output_code = logger("codegen", "output_code")
-KernelLoader = Callable[[bool], Callable[..., None]]
-"""A kernel of a GPU: gives what launches it, for aligned buffers or for any (`triton.load`)."""
+KernelLoader = Callable[[bool], Any]
+"""Gives a Kernel of a GPU, for aligned buffers or for any (`triton.load`)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Loadable:
     stem: str
     mutated: tuple[int, ...]
     repeatable: bool
-    steps: dict[int, PythonStep]
+    steps: dict[int, Callable[[list[Any], list[int]], tuple[Any, ...]]]
     kernels: int
     launches: int
     externs: tuple[str, ...]
@@ -139,7 +138,7 @@ def compile_program(program: Program) -> CompiledGraph:
 def describe(program: Program, stem: str) -> Loadable:
     """What loading `program` takes, which was built as the shared object `stem`."""
     names = [item.name for item in program.inputs]
-    on_cpu = all(buffer.device == CPU for buffer in program.buffers.values())
+    on_cpu = program.device == CPU
     return Loadable(
         stem,
         tuple(names.index(name) for name in program.mutations),
@@ -148,22 +147,16 @@ def describe(program: Program, stem: str) -> Loadable:
         len(program.kernels),
         sum(isinstance(step, Launch) for step in program.steps),
         tuple(str(s.op) for s in program.steps if isinstance(s, Extern) and s.when is None),
-        "torch_cpu" if on_cpu else "torch_cuda",
+        "torch_cpu" if on_cpu else library_of_gpu(),
     )
 
 
 def emit_program(program: Program) -> tuple[Sources, str]:
     """The C of a program: as units to compile, and as one readable text."""
     codes = {name: emit_kernel(kernel) for name, kernel in program.kernels.items()}
-    host = HostWriter(program, plan_of(program), codes).text()
+    host = HostWriter(program, codes).text()
     kernels = {code.symbol: code.text for code in codes.values()}
     return Sources(host, kernels), "\n\n".join([*kernels.values(), host]) + "\n"
-
-
-def plan_of(program: Program) -> MemoryPlan:
-    """The memory plan for a host in C."""
-    externs = {k: step for k, step in enumerate(program.steps) if isinstance(step, Extern)}
-    return make_plan(program, frozenset(k for k, s in externs.items() if not writes_into(s)))
 
 
 # ---- loading ----
@@ -206,12 +199,6 @@ def _configure() -> None:
 
 def _missing(name: object) -> BackendCompilerError:
     return BackendCompilerError("codegen.load", f"torch {torch.__version__} has no {name}")
-
-
-def new_kernel(*arguments: Any) -> Kernel:
-    """The Kernel of these arguments (see _entry.pyi)."""
-    _configure()
-    return Kernel(*arguments)
 
 
 def _no_autocast() -> Any:

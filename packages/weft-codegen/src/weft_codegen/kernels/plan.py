@@ -68,6 +68,7 @@ def _allocations(
     for name in root.values():
         size = program.buffers[name].bytes
         small = size.is_const and size.value < LARGE
+        small &= program.buffers[name].device == program.device
         allocation.setdefault(name, Allocation.SCRATCH if small else Allocation.OWNED)
     return allocation
 
@@ -190,7 +191,7 @@ class MemoryPlan:
         """Whether one may have the other's memory: the same kind of it, and as much."""
         old, new = self.program.buffers[name], self.program.buffers[written]
         same = self.allocation[name] is self.allocation[written] and old.storage is new.storage
-        return same and old.dtype is new.dtype
+        return same and old.dtype is new.dtype and old.device == new.device
 
     def release(self, position: int) -> None:
         """Free what nobody needs after step `position`."""

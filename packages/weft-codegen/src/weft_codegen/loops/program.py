@@ -291,6 +291,12 @@ class Program:
     outputs: tuple[Output, ...]
     mutations: tuple[str, ...] = ()
 
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """Where its kernels run: the first of its buffers' devices that is no CPU, if any."""
+        devices = {buffer.device for buffer in self.buffers.values()} - {CPU}
+        return min(devices, key=str, default=CPU)
+
 
 def size_positions(program: Program) -> dict[str, tuple[int, int | None]]:
     """Where a call shows each size symbol: the input, and the dimension of one that is a tensor.

@@ -51,6 +51,8 @@ static struct {
     _Bool (*grad_mode_is_enabled)(void);
     void (*grad_mode_set_enabled)(_Bool);
     int32_t (*get_current_cuda_stream)(int32_t device, void **stream);
+    int32_t (*create_cuda_guard)(int32_t device, void **guard);
+    int32_t (*delete_cuda_guard)(void *guard);
 } torch;
 
 weft_team_t weft_team;
@@ -76,6 +78,8 @@ static const char *weft_link(void *(*find)(void *, const char *), void *library,
     *(void **)&torch.grad_mode_is_enabled = find(library, "aoti_torch_grad_mode_is_enabled");
     *(void **)&torch.grad_mode_set_enabled = find(library, "aoti_torch_grad_mode_set_enabled");
     *(void **)&torch.get_current_cuda_stream = find(library, "aoti_torch_get_current_cuda_stream");
+    *(void **)&torch.create_cuda_guard = find(library, "aoti_torch_create_cuda_guard");
+    *(void **)&torch.delete_cuda_guard = find(library, "aoti_torch_delete_cuda_guard");
     for (; extras->name; extras++)
         extras->address = find(library, extras->name);
     /* What libtorch links to is searched too: this is torch's own OpenMP runtime. */
@@ -117,6 +121,14 @@ static int weft_empty(weft_tensor *slot, int64_t dims, weft_dims sizes, weft_dim
                       int32_t dtype, int32_t device_type, int32_t device_index)
 {
     return torch.empty_strided(dims, sizes, strides, dtype, device_type, device_index, slot);
+}
+
+/* The same with the elements of `tensor`. */
+static int weft_copy(weft_tensor *slot, weft_tensor tensor, int64_t dims, weft_dims sizes,
+                     weft_dims strides, int32_t dtype, int32_t device_type, int32_t device_index)
+{
+    return weft_empty(slot, dims, sizes, strides, dtype, device_type, device_index) ||
+           torch.copy_(*slot, tensor, 0);
 }
 
 /* Say whether `tensor` has these sizes (-1: no) and strides (1: yes, 0: only the sizes). */
@@ -161,8 +173,7 @@ static int weft_expect(weft_call *call, weft_tensor *tensor, weft_tensor *slot, 
         return 1;
     }
     weft_tensor copy = NULL;
-    if (weft_empty(&copy, dims, sizes, strides, dtype, type, index) ||
-        torch.copy_(copy, *tensor, 0)) {
+    if (weft_copy(&copy, *tensor, dims, sizes, strides, dtype, type, index)) {
         weft_drop(&copy);
         return 1;
     }

@@ -1,249 +1,120 @@
-"""Writes the host side of a program whose kernels are Triton's: one Python function.
+"""Writes the host of a program on one GPU, as kernels/host.py does for a CPU.
 
-    def run(args):
-        in0, in1 = args
-        args.clear()
-        if in0.stride() != (64, 1): in0 = laid_out(in0, (64, 1), 'argument 0')
-        aligned, stream = True, stream_of()
-        aligned = aligned and (in0.data_ptr() | in1.data_ptr()) % 16 == 0
-        buf0 = empty_strided((64, 64), (64, 1), dtype=torch.float32, device=value2)
-        kernel0(aligned)(stream, 64, in0, in1, buf0)
-        del in1
-        return [buf0]
-
-A name is deleted after its last use, so that the caching allocator of the device hands its memory
-on; views are tensors that share the storage, and need no care.
+A kernel's launch is a call of the driver, which the caller makes (`launch` of weft.h). Each kernel
+has two variants: for buffers that begin at multiples of `values.ALIGNED` bytes, and, compiled when
+some do not, for any. Where only Python can launch kernels (Triton's interpreter, other drivers),
+a launch is a step in Python. What runs on the CPU alone (steps that an optimizer counts) is C.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-import torch
-
-from weft_codegen.kernels.load import compile_program
-from weft_codegen.kernels.triton.emit import TritonKernel, emit
+from weft_codegen.kernels.c_expr import index_c
+from weft_codegen.kernels.emit_c import KernelCode
+from weft_codegen.kernels.host import HostWriter, pointer_c, step_arguments
+from weft_codegen.kernels.triton.emit import Phase, TritonKernel
 from weft_codegen.kernels.triton.values import ALIGNED, NoTritonForm
 from weft_codegen.loops.evaluate import substitute
-from weft_codegen.loops.index import ONE, IndexExpr
-from weft_codegen.loops.program import (
-    CPU,
-    Alias,
-    BufferRef,
-    Extern,
-    Input,
-    Launch,
-    Program,
-    refs,
-    size_positions,
-    step_reads,
-    step_writes,
-)
+from weft_codegen.loops.index import ONE
+from weft_codegen.loops.program import CPU, Launch, Program
 
 
-class PythonHostWriter:
-    """Writes the function of one program.
+def runs_on_cpu(program: Program, step: Launch) -> bool:
+    """Whether a launch in a program of a GPU touches tensors of the CPU alone."""
+    return {program.buffers[name].device for name in step.buffers} == {CPU} != {program.device}
 
-    Its text names the functions of `kernels`, by name, and what is in `scope`.
+
+class GpuHostWriter(HostWriter):
+    """Writes the host unit.
+
+    Args:
+        kernels: those in Triton, in the order of their phases' numbers.
+        codes: those that run on the CPU.
+        direct: the driver launches kernels, not Python.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self.kernels: dict[str, TritonKernel] = {}
-        self._lines: list[str] = []
-        self.scope: dict[str, Any] = dict(program.constants)
-        self._made = {item.name for item in program.inputs} | set(program.constants)
-        launches = (step for step in program.steps if isinstance(step, Launch))
-        here = (step for step in launches if not self._is_on_cpu(step))
-        self._launched = {name for step in here for name in step.buffers}
-        self._dying: dict[int, list[str]] = defaultdict(list)
-        for name, step in _last_uses(program).items():
-            self._dying[step].append(name)
+    stack = 0
+    operators_choose = True
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: Mapping[str, TritonKernel],
+        codes: Mapping[str, KernelCode],
+        *,
+        direct: bool = True,
+    ) -> None:
+        super().__init__(program, codes)
+        self._kernels, self._direct = kernels, direct
+        every = (phase for kernel in kernels.values() for phase in kernel.phases)
+        self._numbers = {phase.name: number for number, phase in enumerate(every)}
 
     def text(self) -> str:
-        """The source of `run(args)`, which takes the arguments out of the list `args`."""
-        inputs = self._program.inputs
-        # The name of a size is an expression, or a number.
-        names = [
-            item.name if item.kind == "tensor" else f"argument{position}"
-            for position, item in enumerate(inputs)
-        ]
-        self._line(f"{_tuple(names)} = args" if names else "")
-        self._line("args.clear()")
-        for name, (position, dim) in size_positions(self._program).items():
-            self._line(f"{name} = {names[position]}" + ("" if dim is None else f".shape[{dim}]"))
-        for position, item in enumerate(inputs):
-            if item.kind == "tensor":
-                self._expect(item.name, f"argument {position}")
-        given = [item.name for item in inputs if item.kind == "tensor"]
-        self._line("aligned, stream = True, stream_of()" if self._launched else "")
-        self._check_alignment(*given, *self._program.constants)
-        for position, step in enumerate(self._program.steps):
-            if isinstance(step, Launch):
-                self._launch(step)
-            elif isinstance(step, Extern):
-                self._extern(step)
-            elif isinstance(step, Alias):
-                self._alias(step)
-            gone = ", ".join(self._dying[position])
-            self._line(f"del {gone}" if gone else "")
-        if self._program.mutations:
-            self._line(f"increment_version({_tuple(self._program.mutations)})")
-        self._line(f"return [{', '.join(map(self._output, self._program.outputs))}]")
-        return "\n".join(["def run(args):", *self._lines]) + "\n"
+        """The whole unit, without the first include."""
+        if self._direct:
+            index = self._device.index or 0
+            self._line("int aligned = 1;")
+            self._line(f"void *const stream = weft_stream({index}), *none = NULL;")
+        return super().text()
 
-    def _line(self, text: str) -> None:
-        if text:
-            self._lines.append(f"    {text}")
+    def _pointer(self, name: str, text: str, *, always: bool = False) -> None:
+        super()._pointer(name, text, always=always)
+        here = self._program.buffers[name].device == self._device
+        if self._direct and here and name in self._pointers:
+            self._line(f"aligned &= (size_t){pointer_c(name)} % {ALIGNED} == 0;")
 
-    def _expect(self, name: str, what: str) -> None:
-        """Bring a tensor that others made into the layout that the kernels rely on."""
-        buffer = self._program.buffers[name]
-        strides = _tuple(buffer.strides)
-        self._line(
-            f"if {name}.stride() != {strides} or {name}.dtype is not {buffer.dtype}: {name} = "
-            f"laid_out({name}, {_tuple(buffer.shape)}, {strides}, {buffer.dtype}, {what!r}, "
-            f"{name not in self._program.mutations})"
-        )
-
-    def _check_alignment(self, *names: str) -> None:
-        """Note whether memory that the allocator has not just given begins where it would."""
-        addresses = " | ".join(f"{n}.data_ptr()" for n in names if n in self._launched)
-        if addresses:
-            self._line(f"aligned = aligned and ({addresses}) % {ALIGNED} == 0")
-
-    # ---- steps
-
-    def _allocate(self, name: str) -> None:
-        buffer = self._program.buffers[name]
-        layout = f"{_tuple(buffer.shape)}, {_tuple(buffer.strides)}, dtype={buffer.dtype}"
-        self._line(f"{name} = empty_strided({layout}, device={self._named(buffer.device)})")
-        self._made.add(name)
-
-    def _is_on_cpu(self, step: Launch) -> bool:
-        devices = {self._program.buffers[name].device for name in step.buffers}
-        return devices == {CPU} != {home(self._program)}
-
-    def _launch(self, step: Launch) -> None:
-        for name in step.buffers:
-            if name not in self._made:
-                self._allocate(name)
-        if self._is_on_cpu(step):
-            self._line(f"{self._named(_on_cpu(self._program, step))}({', '.join(step.buffers)})")
+    def _call(self, position: int, step: Launch) -> None:
+        if runs_on_cpu(self._program, step):
+            super()._call(position, step)
             return
-        kernel = self.kernels.get(step.kernel) or emit(self._program.kernels[step.kernel])
-        self.kernels[step.kernel] = kernel
-        buffers = self._at_home(step)
-        sizes = dict(zip(kernel.kernel.sizes, step.sizes, strict=True))
-        arguments = "".join(f", {text}" for text in (*buffers, *map(str, step.sizes)))
-        for phase in kernel.phases:
-            points = substitute(phase.grid, lambda atom: sizes.get(atom.key))
-            programs = f"-(-({points}) // {phase.block})" if phase.block else str(points)
-            self._line(f"{phase.name}(aligned)(stream, {programs}{arguments})")
-
-    def _at_home(self, step: Launch) -> list[str]:
-        """The buffers of a launch on its one device; a CPU's scalar is copied there."""
-        kernel = self._program.kernels[step.kernel]
-        actual = [self._program.buffers[name] for name in step.buffers]
-        here = next((b.device for b in actual if b.device != CPU), CPU)
-        for buffer, param in zip(actual, kernel.params, strict=True):
-            scalar = buffer.device == CPU and buffer.storage == ONE and not param.written
-            if buffer.device != here and not scalar:
-                raise NoTritonForm(f"kernel {step.kernel} touches the memory of several devices")
-        there = self._named(here)
-        return [b.name if b.device == here else f"{b.name}.to({there})" for b in actual]
-
-    def _extern(self, step: Extern) -> None:
-        arguments = [self._argument(value) for value in step.args]
-        arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
-        call = f"{self._named(getattr(step.op, '_op', step.op))}({', '.join(arguments)})"
-        if step.when is not None:
-            self._line(f"if {step.when}.any(): {call}")
+        copies = self._copies(step)
+        if not self._direct:
+            handles = [copies.get(name) or self._handle(name) for name in step.buffers]
+            arguments = step_arguments(position, handles, [index_c(size) for size in step.sizes])
+            self._check(f"weft_step({arguments}, 0, NULL)")
             return
-        self._line(f"made = {call}")
-        returns = [str(item.type) for item in step.op._schema.returns]
-        several = returns != ["Tensor"]
-        for number, name in enumerate(step.results):
-            if name is None:
+        pointers = {name: f"(void *[]){{weft_data({slot})}}" for name, slot in copies.items()}
+        values = [pointers.get(name, f"(void *)&{pointer_c(name)}") for name in step.buffers]
+        values += [f"&(int64_t){{{index_c(size)}}}" for size in step.sizes]
+        values += ["&none", "&none"]  # scratch memory that these kernels lack
+        sizes = dict(zip(self._program.kernels[step.kernel].sizes, step.sizes, strict=True))
+        for phase in self._kernels[step.kernel].phases:
+            points = index_c(substitute(phase.grid, lambda atom: sizes.get(atom.key)))
+            call = f"call, {self._numbers[phase.name]}, aligned, stream, {_programs(phase, points)}"
+            self._check(f"weft_launch({call}, (void *[]){{{', '.join(values)}}})")
+
+    def _copies(self, step: Launch) -> dict[str, str]:
+        """Copies on the GPU of a launch's operands that are scalars of the CPU."""
+        copies = {}
+        params = self._program.kernels[step.kernel].params
+        for name, param in zip(step.buffers, params, strict=True):
+            buffer = self._program.buffers[name]
+            if buffer.device == self._device:
                 continue
-            self._line(f"{name} = made[{number}]" if several else f"{name} = made")
-            self._made.add(name)
-            if name in self._program.buffers:
-                self._expect(name, str(step.op))
-            self._check_alignment(name)
-        self._line("del made")
+            if buffer.device != CPU or buffer.storage != ONE or param.written:
+                raise NoTritonForm(f"kernel {step.kernel} touches the memory of several devices")
+            slot = copies[name] = self._slot("")
+            layout = self._tables.layout(replace(buffer, device=self._device))
+            self._check(f"weft_copy(&{slot}, {self._handle(name)}, {layout})")
+        return copies
 
-    def _argument(self, value: Any) -> str:
-        if isinstance(value, BufferRef):
-            return value.name
-        if isinstance(value, IndexExpr):
-            return str(value)
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(map(self._argument, value))}]"
-        return self._named(value)
+    def _opening(self) -> list[str]:
+        index = self._device.index or 0
+        guard = f"    void *const guard = weft_set_device({index});"
+        return ['#include "weft_gpu.h"', "", *super()._opening(), *([guard] * self._guarded)]
 
-    def _named(self, value: Any) -> str:
-        name = f"value{len(self.scope)}"
-        self.scope[name] = value
-        return name
+    def _closing(self) -> list[str]:
+        *lines, last = super()._closing()
+        restore = ["    weft_restore_device(guard);"] * self._guarded
+        return [*lines[:-1], *restore, lines[-1], last]
 
-    def _alias(self, step: Alias) -> None:
-        buffer = self._program.buffers[step.name]
-        self._line(
-            f"{step.name} = {step.base}.as_strided({_tuple(buffer.shape)}, "
-            f"{_tuple(buffer.strides)}, {step.base}.storage_offset() + {step.offset})"
-        )
-        self._made.add(step.name)
-        self._check_alignment(step.name)
-
-    def _output(self, output: Any) -> str:
-        return output.name if isinstance(output, BufferRef) else str(output)
+    @property
+    def _guarded(self) -> bool:
+        """Whether the program sets the current device, which a thread has of CUDA."""
+        return self._device.type == "cuda"
 
 
-def home(program: Program) -> torch.device:
-    """Where the kernels of a program run: the first of its devices that is no CPU, if any."""
-    devices = {buffer.device for buffer in program.buffers.values()} - {CPU}
-    return min(devices, key=str, default=CPU)
-
-
-def _on_cpu(program: Program, step: Launch) -> Callable[..., Any]:
-    """A launch on the CPU's tensors alone (steps that an optimizer counts), as a program in C."""
-    if step.sizes:
-        raise NoTritonForm(f"kernel {step.kernel} runs on the CPU, with symbolic sizes")
-    kernel = program.kernels[step.kernel]
-    pairs = zip(step.buffers, kernel.params, strict=True)
-    alone = replace(
-        program,
-        sizes=(),
-        inputs=tuple(map(Input, step.buffers)),
-        constants={},
-        buffers={name: program.buffers[name] for name in step.buffers},
-        kernels={step.kernel: kernel},
-        steps=(step,),
-        outputs=(),
-        mutations=tuple(name for name, param in pairs if param.written),
-    )
-    return compile_program(alone)
-
-
-def _tuple(values: Iterable[object]) -> str:
-    return f"({''.join(f'{value}, ' for value in values)})"
-
-
-def _last_uses(program: Program) -> dict[str, int]:
-    """For each name that the function may forget, the last step that needs it."""
-    last: dict[str, int] = {}
-    for position, step in enumerate(program.steps):
-        touched = step_reads(step, program.kernels) + step_writes(step, program.kernels)
-        last.update(dict.fromkeys([*touched, *_watched(step)], position))
-    kept = {name for output in program.outputs for name in refs(output)}
-    kept |= set(program.constants) | set(program.mutations)
-    return {name: step for name, step in last.items() if name not in kept}
-
-
-def _watched(step: Any) -> Iterator[str]:
-    if isinstance(step, Extern) and step.when is not None:
-        yield step.when
+def _programs(phase: Phase, points: str) -> str:
+    return f"(({points}) + {phase.block - 1}) / {phase.block}" if phase.block else points
