@@ -53,9 +53,11 @@ from weft_capture.torch_compat import BATCHED_GRADIENTS
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _lock = threading.RLock()
-_busy = threading.local()  # while a thread captures: what that calls runs as it is
+_busy = (
+    threading.local()
+)  # set while a thread captures; the functions that capture calls run eagerly
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()
-_SHARED = 8  # requests for one code object whose graphs are kept, whoever still asks for them
+_SHARED = 8  # requests of one code object whose graphs are kept
 
 
 def _after_fork() -> None:
@@ -82,13 +84,15 @@ class Capture:
     def __init__(self, request: CaptureRequest) -> None:
         self.request = request
         self.caches: _ByCode[CodeCache] = WeakIdKeyDictionary()
-        self._codes: _ByCode[None] = WeakIdKeyDictionary()  # those that the hook knows
-        self.users = 1  # how often it was asked for
-        self.asked: weakref.ref[types.CodeType] | None = None  # captured whatever it gets
+        self._codes: _ByCode[None] = WeakIdKeyDictionary()  # codes that the hook knows
+        self.users = 1  # number of requests
+        self.asked: weakref.ref[types.CodeType] | None = None  # captured for all arguments
         self.breaks: list[BreakRecord] = []
         self.logs: _ByCode[CodeLog] = WeakIdKeyDictionary()
         self._graphs: list[weakref.ref[GraphModule]] = []
-        self._others: dict[Backend, Capture] = {}  # captures of the same for other backends
+        self._others: dict[
+            Backend, Capture
+        ] = {}  # captures of the same function for other backends
         self._kept: _ByCode[CaptureCache] = WeakIdKeyDictionary()
         weakref.finalize(self, _forget, self._codes).atexit = False
         _all.add(self)
@@ -141,7 +145,7 @@ class Capture:
         """Say, and report, whether a frame runs eagerly because of the state of the process."""
         code, lost = function.__code__, None
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-            return True  # what traces it compiles it
+            return True  # the tracer compiles the frame
         if torch._C._len_torch_dispatch_stack():
             lost = ("modes", "a TorchDispatchMode")
         elif replaced := replaced_builtins():
@@ -198,7 +202,7 @@ class Capture:
     def _cache(self, code: types.CodeType) -> CodeCache:
         cache = self.caches.get(code)
         if cache is None:
-            # One call of a loop with a break enters a piece of it once an iteration.
+            # A loop with a break enters its resume function once per iteration.
             patience = 4 if is_resume(code) else 1
             cache = self.caches[code] = CodeCache(code, self.request.rules, patience)
             self._codes[code] = None
@@ -220,7 +224,7 @@ class Capture:
         except WeftError:
             raise
         except RecursionError:
-            return None  # the program has used up the stack; another call may leave room
+            return None  # the stack is exhausted; another call may succeed
         except Exception as error:
             if self.request.fullgraph or config.settings.raise_internal_errors:
                 raise
@@ -376,8 +380,8 @@ def _shared(code: types.CodeType, share: object, request: CaptureRequest) -> Cap
 
 
 def _is_transforming() -> bool:
-    # What vmap, grad and forward-mode derivatives call on their tensors runs as it is, and so does
-    # the inside of an operator (`__torch_dispatch__`, kernels in Python), which autograd is above.
+    # Functions that vmap, grad and forward-mode AD call on their tensors run eagerly, and so does
+    # the inside of an operator (`__torch_dispatch__`, kernels in Python), below autograd.
     return (
         torch._C._are_functorch_transforms_active()
         or torch._C._dispatch_tls_is_dispatch_key_included(BATCHED_GRADIENTS)

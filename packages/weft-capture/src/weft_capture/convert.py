@@ -167,7 +167,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE", around.state)
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         tx.guards.add(DUAL_LEVEL, "CONST", forward_ad._current_level)
-        if around.modes:  # the state tells how many there are
+        if around.modes:  # the guard state contains their number
             tx.guards.add(CallSource(level_around, ()), "CONST", around.level)
         with tx.graph.mode, _contexts_closed(tx), class_reads.recorded() as reads:
             tx.overrides.enter_outer(around.modes)

@@ -95,7 +95,7 @@ class _Normal:
         self.kwnames: tuple[str, ...] = ()
         self.offset = 0
         self.follower = ""
-        self.rest = 0  # how many instructions are part of the last one
+        self.rest = 0  # number of instructions merged into the last one
         self.positions: Positions = NO_POSITION
 
     def emit(
@@ -216,7 +216,7 @@ class _Normal:
             self.emit("UNARY_NOT")
 
     def call_function_ex(self, arg: int) -> None:
-        if PY314:  # a NULL stands for no keywords
+        if PY314:  # a NULL means no keywords
             arg = int(self.rows[-1][0] != "PUSH_NULL")
             if not arg:
                 self.rows.pop()
@@ -310,7 +310,7 @@ def _handlers(
             result[at] = handler
             at += 1
     for at, covering in enumerate(result):
-        if covering is not None and rows[covering.target][2] == UNBOUND:  # not the program's
+        if covering is not None and rows[covering.target][2] == UNBOUND:  # added by weft
             target = covering.target
             result[at] = result[target + [row[0] for row in rows[target:]].index("RERAISE")]
     return result

@@ -283,7 +283,7 @@ def stack_after(
     before = tuple(stack)
     opname = instr.opname
     if jump:
-        pops_all = opname == "JUMP" or (opname == "SEND" and PY312)  # where END_SEND follows
+        pops_all = opname == "JUMP" or (opname == "SEND" and PY312)  # END_SEND follows
         return before if pops_all else before[:-1]
     if opname == "PUSH_NULL":
         return (*before, False)

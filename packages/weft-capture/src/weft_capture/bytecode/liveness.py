@@ -115,7 +115,7 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
     first = first_argument_of_super(decoded)
     effects = [_uses_and_kills(instr, bit, first, decoded.cells) for instr in decoded.instrs]
     if _is_debugged() or any(_reads_frame(decoded.instrs, i) for i in range(len(decoded.instrs))):
-        return names, [-1] * (len(decoded.instrs) + 1)  # what they call sees every variable
+        return names, [-1] * (len(decoded.instrs) + 1)  # the callee sees every variable
     live = [0] * (len(decoded.instrs) + 1)
     follow = [successors(decoded, i) for i in range(len(decoded.instrs))]
     changed = True
@@ -148,7 +148,7 @@ def _uses_and_kills(
     instr: Instr, bit: dict[str, int], first: str | None, cells: frozenset[str]
 ) -> tuple[int, int]:
     opname, name = instr.opname, instr.argval
-    if opname in _KILLS and name in cells:  # an inlined comprehension puts the cell back
+    if opname in _KILLS and name in cells:  # an inlined comprehension restores the cell
         return bit[name], 0
     if opname in _USES or opname in _KILLS:
         return bit[name] * (opname in _USES), bit[name] * (opname in _KILLS)

@@ -141,7 +141,7 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     for name in stack_names:
         opname = "LOAD_FAST" if name else "PUSH_NULL"
         prologue.append(Op(opname, argval=name, positions=positions))
-    for name in filter(None, stack_names):  # the stack alone holds it
+    for name in filter(None, stack_names):  # only the stack refers to it
         prologue.append(Op("DELETE_FAST", argval=name, positions=positions))
     prologue.append(Op("JUMP", jump=entry, positions=positions))
     body += restore_unbound(body, shape.freevars, decoded)

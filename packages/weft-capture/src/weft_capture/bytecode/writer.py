@@ -77,7 +77,7 @@ class Writer:
         self._depth = 0
         self._calls: list[list[int]] = []  # [depth at begin_call, place of the NULL]
         self._handlers: dict[int, Label] = {}
-        self._tail: list[Item] = []  # what follows the last return
+        self._tail: list[Item] = []  # code after the last return
         self._temps: list[str] = []
         line = decoded.firstlineno
         self._positions: Positions = (line, line, None, None)

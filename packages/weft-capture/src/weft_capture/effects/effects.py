@@ -40,7 +40,7 @@ class Effects:
 
     def __init__(self, tx: Tracer) -> None:
         self.tx = tx
-        self.changed: dict[MutableValue, bool] = {}  # whether it is a list not yet read
+        self.changed: dict[MutableValue, bool] = {}  # True for a list not yet read
         self.globals: dict[tuple[int, str], tuple[Any, Value]] = {}
         self.frozen_inputs: dict[int, Value] = {}
         self.keys: dict[type, dict[int, Source]] = {}
@@ -88,7 +88,7 @@ class Effects:
         real = global_dict.get(name) if isinstance(global_dict, dict) else None
         current, source = self.tx.values_by_id.get(id(real), (None, None))
         if current is value and source == ItemSource(globals_source(self.tx, global_dict), name):
-            del self.globals[key]  # it is as it was
+            del self.globals[key]  # the value is unchanged
 
         def undo() -> None:
             if old is None:
@@ -152,7 +152,7 @@ class Effects:
         dicts = [source for source in dicts if source != keywords]
         objects = [s for v, s in tracked if isinstance(v, UserObject) and v.cls.__dictoffset__]
         for first, second in itertools.product(map(DictSource, objects), dicts):
-            # None holds an object's variables.
+            # None of these dicts is the namespace of an object.
             self.tx.guard_distinct(first, second)
 
     def __bool__(self) -> bool:

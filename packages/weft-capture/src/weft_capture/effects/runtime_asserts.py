@@ -83,7 +83,7 @@ def has_checks(graph: GraphBuilder) -> bool:
 
 def recoverable(tx: Tracer) -> type[Exception] | None:
     """Return the exceptions of the graph after which the frame can run again, or None."""
-    checks = has_checks(tx.graph)  # which precede side effects, and restore generators
+    checks = has_checks(tx.graph)  # checks precede side effects, and restore generators
     modes = any(node.target in _LASTING for node in tx.graph.graph.nodes)
     if (checks or not tx.graph.mode.drawn) and not modes and _may_repeat(tx):
         return Exception

@@ -68,7 +68,7 @@ class FrameClass(ClassValue):
         self.make = make
         self.args = args
         self.namespace = namespace
-        self.filled: list[CellValue] = []  # by making it, see _CELLS
+        self.filled: list[CellValue] = []  # cells that its creation fills, see _CELLS
         self.init_subclass: Value | None = None
         # Its creation ran code of the program, which must not run twice.
         self.once = False
@@ -86,11 +86,11 @@ class FrameClass(ClassValue):
             tx.effects.freeze_class_inputs(self, values)
 
     def data(self, tx: Tracer) -> Any:
-        raise NotConstant(self.describe())  # what runs now would run its placeholders
+        raise NotConstant(self.describe())  # calling it would run its placeholders
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         namespace = self.namespace or {}
-        annotate = namespace.get("__annotate_func__")  # capture has what it reads
+        annotate = namespace.get("__annotate_func__")  # capture has the values that it reads
         if name == "__annotations__" and annotate is not None and name not in namespace:
             self.plain_setattr(tx, name, annotate.tp_call(tx, [constant(1)], {}))
         return super().tp_getattro(tx, name)
@@ -208,7 +208,7 @@ def placeholder(tx: Tracer, value: Value) -> Any:
     existing = getattr(value, "obj", None)
     if existing is not None:
         return existing
-    if not isinstance(value, UserObject | Container):  # which may hold objects with a class
+    if not isinstance(value, UserObject | Container):  # others may contain instances of the class
         with contextlib.suppress(NotConstant):
             return value.as_constant()
     if isinstance(value, DescriptorValue):
@@ -441,7 +441,7 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
     for name, value in (cls.namespace or {}).items():
         if isinstance(value, UserObject) and value.cls is dataclasses.Field:
             field = real.__dataclass_fields__[name]
-            for attribute in ("name", "type", "_field_type", "kw_only"):  # written just now
+            for attribute in ("name", "type", "_field_type", "kw_only"):  # set by the call above
                 value.attrs[attribute] = tx.const_object(getattr(field, attribute))
 
     plain = cls.make

@@ -94,7 +94,7 @@ class Tracer:
         self.marks_modules = False  # see `region_marks`
         self.fullgraph = False  # a break is an error
         self.finalizes = False  # whether an object with a `__del__` was met
-        self.watched: list[Any] = []  # what may not be dropped unseen: `check` tells
+        self.watched: list[Any] = []  # objects with a `check` at the end of the capture
         self.journal = Journal()
         self.guards = GuardSet()
         self.graph = GraphBuilder(self, symbolic)
@@ -103,21 +103,21 @@ class Tracer:
         self.frame: Frame | None = None
         self.depth = 0
         self.opaque_depth = 0  # how many of the enclosing functions are one call in the graph
-        self.frames: list[Frame] = []  # all that ran
+        self.frames: list[Frame] = []  # all frames that ran
         self.values_by_id: dict[int, tuple[Value, Source]] = {}
         self.keep_alive: list[object] = []
         self.open_contexts: list[Any] = []
         self.transforms: list[Any] = []  # how to leave each functorch level that was entered
         self.gathering = 0  # blocks of `libraries.attention.tensors_as_indices` around the program
         self.overrides = Overrides(self)
-        self.no_saved_tensors_hooks = True  # where the call is; capture itself may have some
+        self.no_saved_tensors_hooks = True  # at the call; capture may set some
         self.entry_grad_mode = torch.is_grad_enabled()
-        self.library: dict[tuple[str, str], Any] = {}  # what globals of libraries held
-        self.answers: dict[object, Any] = {}  # of cached functions, in all attempts
+        self.library: dict[tuple[str, str], Any] = {}  # values of globals of libraries
+        self.answers: dict[object, Any] = {}  # results of cached functions, in all attempts
         self.rehearsed: dict[object, Value] | None = None  # by cached functions
-        self.process_bound = ""  # what ties the capture to this process
+        self.process_bound = ""  # why the capture is valid in this process only
 
-    # Operations that have a place of their own.
+    # Operations that are implemented in other modules.
     wrap = wrapping.wrap
     literal = wrapping.literal
     call_builtin = table.call_rule
@@ -217,7 +217,7 @@ class Tracer:
         """Guard that a source gives this object, or an equal one where each read creates one."""
         try:
             self.guard(source, "ID", obj)
-        except TypeError:  # it takes no weak reference: the guard keeps it alive
+        except TypeError:  # no weak reference is possible: the guard keeps it alive
             rebound = isinstance(obj, types.MethodType | types.BuiltinFunctionType)
             self.guard(source, "TYPE", type(obj))
             self.guard_same(operator.eq if rebound else operator.is_, source, obj)
@@ -243,7 +243,7 @@ class Tracer:
             return
         try:
             self.guard(CallSource(tuple, (source,)), "CONST", tuple(obj))
-        except TypeError:  # classes and the like among them
+        except TypeError:  # unsortable elements such as classes
             self.guard_same(same_constant, CallSource(tuple, (source,)), tuple(obj))
 
     def guard_code(self, function: types.FunctionType, source: Source | None) -> None:
@@ -265,7 +265,7 @@ class Tracer:
     def guard_distinct(self, first: Source, second: Source) -> None:
         """Guard that two sources give different objects, where that may change."""
         fixed = isinstance(first, ConstSource) and isinstance(second, ConstSource)
-        if not (fixed or any(origins(first)) or any(origins(second))):  # what is made is new
+        if not (fixed or any(origins(first)) or any(origins(second))):  # new objects differ
             self.guards.add(weakly(first), "DISTINCT", weakly(second), self.user_stack())
 
     # ---- the finished capture
@@ -438,7 +438,7 @@ class Tracer:
         for tensor in self.graph.tensors():
             tensor.real = tensor.owner = None
         for watcher in self.watched:
-            vars(watcher).clear()  # weak references lead to what leads to them
+            vars(watcher).clear()  # breaks cycles through weak references
         effects, graph = self.effects, self.graph
         for container in (self.values_by_id, self.keep_alive, effects.changed, effects.globals,
                      effects.keys, self.steps.raised_at, graph.inputs, graph.input_at):  # fmt: skip
@@ -487,6 +487,6 @@ class Tracer:
     def _stack(self, frame: Frame | None) -> tuple[tuple[traceback.FrameSummary, ...], str]:
         if frame is None:
             return (), ""
-        above = frame.above = frame.above or self._stack(frame.parent)  # they stand still meanwhile
+        above = frame.above = frame.above or self._stack(frame.parent)
         summary, text = frame.location()
         return (*above[0], summary), above[1] + text

@@ -115,7 +115,7 @@ def _wait(tx: Tracer, tensor: Value) -> Any:
 
 _GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
 _SPLITS = ("output_split_sizes", "input_split_sizes")
-_NEW = hasattr(distributed, "all_gather_single")  # then the older names warn, and call these
+_NEW = hasattr(distributed, "all_gather_single")  # then the older names are deprecated aliases
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda size, x, op: (x, "all_reduce", x, op),
     "broadcast": lambda size, x, src: (x, "broadcast", x, src),

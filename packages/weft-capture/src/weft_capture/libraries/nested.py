@@ -87,7 +87,7 @@ def _unbind_any(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 def _getitem(tx: Tracer, self: WrapperValue, key: Value) -> Value:
     first, *rest = key.items if type(key) is TupleValue and key.items else [key]
     fixed = isinstance(first, Constant) or (isinstance(first, SymValue) and not first.is_data())
-    at: Any = first.as_constant() if fixed else None  # which fixes a size: rows are counted anyway
+    at: Any = first.as_constant() if fixed else None  # this fixes a size, like the number of rows
     count = int(self.fake.shape[0]) if type(at) is int and _is_whole(tx, self) else 0
     if not count or not -count <= at < count:
         return getitem(tx, self, key)

@@ -111,7 +111,7 @@ class ArrayValue(Value):
         if element is not None:
             return element
         if name == "__setitem__" and isinstance(args[1], ArrayValue):
-            args = [args[0], args[1].call_method(tx, "copy", [], {})]  # which may overlap
+            args = [args[0], args[1].call_method(tx, "copy", [], {})]  # as they may overlap
         return apply(tx, f"ndarray.{name}", [self, *args], kwargs)
 
     def element(self, tx: Tracer, key: Value) -> Value | None:

@@ -130,7 +130,7 @@ def _foreach(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
     if single.endswith("_"):
         return args[0]
     floating = [result.example() for result in results if result.example().is_floating_point()]
-    if len({tensor.requires_grad for tensor in floating}) > 1:  # in eager they have one history
+    if len({tensor.requires_grad for tensor in floating}) > 1:  # in eager: one autograd node
         raise Break("autograd-state", "only some elements of a foreach function require grad")
     return TupleValue(results)
 

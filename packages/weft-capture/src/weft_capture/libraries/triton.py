@@ -21,7 +21,7 @@ from weft_capture.tensors.tensor import SymValue, TensorValue
 
 
 class _Launched(Value):
-    cls = object  # the compiled kernel, which there is not before the graph runs
+    cls = object  # the compiled kernel, which does not exist before the graph runs
 
 
 @rule(*(f"triton.runtime.{name}.run" for name in KERNELS.split()))

@@ -118,9 +118,8 @@ class ModuleObject(ObjectConstant):
         tx.check_namespace(real.__dict__)
         mro_entry = attributes.lookup(type(real), name)
         listed = sys.modules.get(real.__name__) is real
-        if (
-            listed and mro_entry is not None and hasattr(mro_entry[1], "__set__")
-        ):  # for example torch.backends
+        # Properties of a module's class, for example of torch.backends.
+        if listed and mro_entry is not None and hasattr(mro_entry[1], "__set__"):
             return tx.wrap(getattr(real, name), AttrSource(ModuleSource(real.__name__), name))
         if name not in real.__dict__:
             return tx.const_object(real_call(tx, getattr, real, name))

@@ -52,7 +52,7 @@ def _instance(tx: Tracer, value: Value, role: str) -> Value:
 @opcode("PUSH_EXC_INFO")
 def _push_exc_info(frame: Frame, instr: Instr) -> None:
     raised = frame.stack.pop()
-    if isinstance(raised, ExceptionValue) and not raised.raised:  # by code that ran for real
+    if isinstance(raised, ExceptionValue) and not raised.raised:  # raised by eager code
         frame.tx.journal.touch(raised)
         raised.raised = True
     frame.stack.extend((NONE if frame.exception is None else frame.exception, raised))

@@ -55,7 +55,7 @@ def _load_fast_and_clear(frame: Frame, instr: Instr) -> None:
 def _store_fast(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
     release(frame, frame.locals.get(instr.argval))
-    if instr.argval in frame.decoded.cells:  # a cell that was put aside for a comprehension
+    if instr.argval in frame.decoded.cells:  # a cell that is saved during a comprehension
         value = frame.tx.force(value)
     cell = isinstance(value, CellValue) and instr.argval in frame.decoded.cells
     frame.bind(instr.argval, None if value is NULL else value, cell)

@@ -171,7 +171,7 @@ class Assembly:
         end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
         assembly = cls(tx, frame, stopped, end_mode, frozenset())
         assembly.body({})
-        with torch.set_grad_enabled(end_mode):  # which the end of a generator may change
+        with torch.set_grad_enabled(end_mode):  # the end of a generator may change it
             for watcher in tx.watched:
                 watcher.check(tx, assembly.out.rebuilt())
         if stopped is not None:

@@ -258,7 +258,7 @@ class CaptureCache:
                 self.entries += [entry] if all(same) else []
             except Stale as reason:
                 _log.info("%s: kept code is passed over: %s", code.co_qualname, reason)
-            except Exception:  # whatever it holds, it is not ours
+            except Exception:  # the file has another format
                 _log.warning("unreadable cache file %s: not used", path, exc_info=True)
 
     def add(self, data: bytes) -> None:

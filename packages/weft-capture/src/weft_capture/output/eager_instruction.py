@@ -119,7 +119,7 @@ class RealStep:
         writer.store_local(manager)
         for name in (leave, enter):
             if name == enter:
-                writer.begin_call()  # of the method itself
+                writer.begin_call()  # the call of the method
             writer.begin_call()
             writer.load_const(special_method)
             writer.load_local(manager)
@@ -152,7 +152,7 @@ class RealStep:
         if all(instr.opname in _NO_WORK for reachable, instr in code if reachable):
             return
         writer.begin_handler(handler.target)
-        if handler.lasti:  # an offset in this code, which means nothing in another
+        if handler.lasti:  # an offset of this code
             writer.swap(2)
             writer.pop()
             writer.load_const(0)

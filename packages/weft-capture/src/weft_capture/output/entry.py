@@ -62,7 +62,7 @@ def make_entry(
             writer.at(decoded.instrs[index])
             names = [stack_name(i) if full else None for i, full in enumerate(stack)]
             writer.load_stack(names)
-            for name in filter(None, names):  # the stack alone holds it
+            for name in filter(None, names):  # only the stack refers to it
                 writer.delete_local(name)
             stored = tuple(name for name in decoded.varnames if name in bound)
             step = RealStep(writer, decoded, stack, stored, keep)

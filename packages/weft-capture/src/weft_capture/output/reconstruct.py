@@ -74,13 +74,9 @@ class Output:
         if temp is not None:
             self.writer.load_local(temp)
             return
-        if (
-            isinstance(value, Constant) and type(value.value) in FRAME_CLASSES
-        ):  # a member of an enum
-            enum_class, name = (
-                class_value(type(value.value)),
-                str(getattr(value.value, "_name_", None)),
-            )
+        if isinstance(value, Constant) and type(value.value) in FRAME_CLASSES:
+            enum_class = class_value(type(value.value))
+            name = str(getattr(value.value, "_name_", None))
             if name not in getattr(type(value.value), "__members__", ()):
                 detail = f"{value.describe()} of a class made in the frame"
                 raise Break("class-definition", detail, self.tx.steps.restart_step_of(enum_class))
@@ -118,7 +114,7 @@ class Output:
             if error.restart_step < 0:
                 error.restart_step = self.tx.steps.restart_step_of(value)
             raise
-        if isinstance(value, TupleValue) and value in self._temps:  # it holds itself: made inside
+        if isinstance(value, TupleValue) and value in self._temps:  # it contains itself
             self.writer.pop()
             self.writer.load_local(self._temps[value])
 
@@ -126,7 +122,7 @@ class Output:
         """Return the name of the frame's own cell that a value is."""
         if not isinstance(value, CellValue):
             return None
-        source = value.source  # of one that an inlined comprehension put aside
+        source = value.source  # the source of a cell that an inlined comprehension saved
         return self.cells.get(value, source.name if isinstance(source, ClosureSource) else None)
 
     def load_all(self, values: Iterable[Value]) -> None:
@@ -200,7 +196,7 @@ class Output:
             value = value.forced
         if isinstance(value, Constant | Varying | TensorValue | CellValue):
             return False
-        if isinstance(value, WeakRefValue):  # others may count them
+        if isinstance(value, WeakRefValue):  # other code may count them
             return True
         return value.source is not None or value in self.exist
 
@@ -253,7 +249,7 @@ class Output:
         for function, value in self.last:
             self.do(function, value)
         self.last.clear()
-        self.writes.clear()  # they lead back here, and to the program's objects
+        self.writes.clear()  # they refer to this object, and to the program's objects
 
     def is_cyclic(self, value: Value) -> bool:
         """Say whether a container (indirectly) contains itself."""

@@ -108,7 +108,7 @@ class _CompiledPiece:
         if compiled is None:
             if len(self.compiled) >= _VARIANTS:
                 return self.module(*args)
-            # With the hook off: nothing that a backend runs is the program's.
+            # The frame hook is off while the backend's code runs.
             compiled = frame.run(None, self.compile_one, self.module, list(args))
             self.compiled[key] = compiled
         return compiled(*args)

@@ -56,14 +56,14 @@ def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[...,
     code = _of_kind((_generator if flags else _coroutine).__code__, flags)
     names = {
         name: getattr(original_code, name) for name in _SHOWN
-    }  # by an error before the first step
+    }  # shown by an error before the first step
     made_by: Any = types.FunctionType(code.replace(**names), globals())
     wrap = _Unclosed if flags & _ASYNC else iter
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():  # torch.compile inlines the function; see `decorators` for weft
             return function(*args, **kwargs)
-        first(*args, **kwargs).close()  # refuses arguments that do not fit
+        first(*args, **kwargs).close()  # raises for arguments that do not fit
         result: Any = made_by(wrap(_pieces(begin, miss, args, kwargs)))
         result.__name__, result.__qualname__ = function.__name__, function.__qualname__
         return result
@@ -96,7 +96,7 @@ def _generator(pieces: Any) -> Any:
         shown = error.__traceback__ = _own_frames(error.__traceback__)
         asynchronous = sys._getframe().f_code.co_flags & _ASYNC
         if asynchronous and shown is None and error.args == ("generator raised StopIteration",):
-            error.args = ("async generator raised StopIteration",)  # the piece had another name
+            error.args = ("async generator raised StopIteration",)  # not the resumed piece
         raise
 
 
@@ -107,7 +107,7 @@ def _pieces(
     """Run the pieces in turn, each step with the hook on."""
     piece = begin(*args, **kwargs)
     del args, kwargs
-    step, inbox = piece.send, list[Any]([None])  # in a list: no traceback holds an error by it
+    step, inbox = piece.send, list[Any]([None])  # no traceback refers to items of a list
     while True:
         try:
             item = frame.run(miss, step, inbox.pop())

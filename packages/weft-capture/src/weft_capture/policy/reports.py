@@ -29,7 +29,7 @@ def count_ops(graph: GraphModule) -> int:
 
 Key = tuple[str, str, int]
 """Name, file and first line of a function."""
-_MOST = 100  # records of code objects that are gone, by function
+_MOST = 100  # records of dead code objects, by function
 
 
 @dataclass(eq=False)

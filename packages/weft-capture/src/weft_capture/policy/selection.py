@@ -27,7 +27,7 @@ LAUNCHER_MODULES.update(("weft_compiled_autograd.cache", "weft_aot.double_backwa
 _MODULE_CALLS = frozenset(
     (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
 )
-# `optimizer.step` as the user calls it is one of these, around the function of the class.
+# `optimizer.step` is such a wrapper around the function of the class.
 _STEP_FILES = frozenset((optimizer.__file__, lr_scheduler.__file__))
 
 
@@ -82,10 +82,10 @@ def framed(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(inner, functools.partial):
         inner = inner.func
     inner = getattr(inner, "__func__", inner)
-    if isinstance(inner, types.FunctionType):  # one for all that lead to it: caches are found again
+    if isinstance(inner, types.FunctionType):  # one wrapper for each function
         code = _wrapping.setdefault(inner.__code__, {}).setdefault(name, code)
     call.__code__ = code
-    call.__module__ = ""  # no library's
+    call.__module__ = ""  # not a library's module
     return call
 
 
@@ -126,13 +126,13 @@ def _holds_tensor(value: Any, depth: int) -> bool:
     if depth == 0:
         return False
     inner: Iterable[object] = ()
-    if issubclass(cls, tuple):  # by the methods of builtin types: those of a subclass would run
+    if issubclass(cls, tuple):  # with methods of builtin types, which run no code of a subclass
         inner = tuple.__getitem__(value, slice(16))
     elif issubclass(cls, list):
         inner = list.__getitem__(value, slice(16))
     elif issubclass(cls, dict):
         inner = list(dict.values(value))[:64]
-    elif cls is functools.partial:  # its dict, once asked for, keeps it from being merged
+    elif cls is functools.partial:  # reading its dict would prevent merging
         inner = (value.func, *value.args, *value.keywords.values())
     elif cls.__module__ != "builtins":
         inner = _attributes(value, cls)
@@ -156,7 +156,7 @@ def _is_torch(value: object) -> bool:
     if issubclass(cls, torch.Tensor | torch.nn.Module):
         return True
     if not isinstance(cls.__getattribute__, types.WrapperDescriptorType):
-        return False  # asking would run it
+        return False  # `isinstance` would run it
     if issubclass(cls, types.ModuleType):
         return str(vars(value).get("__name__")).partition(".")[0] == "torch"
     return (getattr(value, "__module__", None) or "").startswith("torch.")
@@ -197,7 +197,7 @@ def with_own_builtins(function: Callable[..., object], *args: object) -> None:
     finally:
         for name, obj in replaced.items():
             if obj is _BUILTINS:
-                del now[name]  # as the program had done
+                del now[name]  # it was deleted by the program
             else:
                 now[name] = obj
 
@@ -210,7 +210,7 @@ def skip_disabled(function: types.FunctionType) -> bool:
         return False
     if code.co_name == "_fn":
         frame.skip(code, True)
-    else:  # of one that is disabled alone, without what it calls
+    else:  # disabled with recursive=False
         frame.skip(marks["_torchdynamo_orig_callable"].__code__)
     return True
 

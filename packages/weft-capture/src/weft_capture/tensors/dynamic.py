@@ -31,7 +31,7 @@ def dynamic_int(tx: Tracer, number: int, source: Source) -> Value | None:
     while isinstance(root, ItemSource) and not isinstance(root.base, DictSource):
         root = root.base
     if tx.policy is None or (root is not source and tx.steps.no_tensor_yet):
-        return None  # hundreds of symbols for nothing
+        return None  # it would create hundreds of symbols
     argument = isinstance(root, LocalSource)
     if not tx.policy.int_is_dynamic(source, number, argument=argument):
         return None

@@ -54,9 +54,9 @@ _CODES = {
     "DynamicOutputShapeException": "dynamic-output-shape",
     "UnsupportedOperatorException": "no-fake-kernel",
 }
-_NO_KERNEL = "no fake impl registered"  # what torch says of a custom operator without one
+_NO_KERNEL = "no fake impl registered"  # torch's error for a custom operator without one
 _OF_DATA = ("data-dependent-value", "dynamic-output-shape")
-_NO_DATA = "but its data is not allocated"  # what fake tensors say to those who read it
+_NO_DATA = "but its data is not allocated"  # the error of fake tensors when they are read
 _AUTOCAST = torch.amp.autocast_mode
 _MODES = (torch._C._set_grad_enabled, _AUTOCAST._enter_autocast, _AUTOCAST._exit_autocast)
 _RESHAPES = ("resize_", "resize_as_", "as_strided_")
@@ -78,14 +78,14 @@ class GraphBuilder:
         self._last_input = self.graph._root
         self.op_count = 0
         self.inference = torch.is_inference_mode_enabled()
-        self.region: int | None = None  # of activation checkpointing, which the program is in
+        self.region: int | None = None  # the current region of activation checkpointing
         self.step_of_node: dict[Node, int] = {}  # the step that made each node
         self.input_at: dict[Node, GraphInput] = {}
-        self.floats: dict[Source, Any] = {}  # and sizes that Python computes
+        self.floats: dict[Source, Any] = {}  # floats, and sizes that Python computes
         self.has_wrappers = False
-        self.reading = False  # numbers and sizes out of tensors, whatever the setting
-        self.collectives = 0  # that write to tensors
-        self.passed: set[Any] = set()  # of the histories, by backward passes
+        self.reading = False  # whether numbers and sizes are read from tensors in any case
+        self.collectives = 0  # number of collectives that write to tensors
+        self.passed: set[Any] = set()  # autograd nodes that backward passes have freed
         self.ended: dict[TensorValue, Any] = {}  # see `functions.torch.backward.leaving`
         self._assumed: set[object] = set()  # conditions on numbers out of tensors, in the graph
 
@@ -214,7 +214,7 @@ class GraphBuilder:
                 text = f"this graph is for inputs with {expr}"
                 self.node("call_function", ASSERT, (conditions[expr], text), {}, None)
             elif result is not None and len(expr.free_symbols) > 1:
-                # Of sizes inside of the operation; ranges and what nothing is made of need no care.
+                # Conditions on sizes inside of the operation; ranges need no check.
                 raise Break("data-dependent-value", f"whether {expr} holds cannot be checked")
         return value
 
@@ -281,7 +281,7 @@ class GraphBuilder:
             return
         example_id = id(node.meta.get("example_value"))
         if example_id in self._by_fake and self._by_fake[example_id].node is node:
-            del self._by_fake[example_id]  # not where the node wrote to the tensor of another
+            del self._by_fake[example_id]  # unless the node wrote to another node's tensor
         self.op_count -= 1
         self.graph.erase_node(node)
 
@@ -471,7 +471,7 @@ def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
     if not any(isinstance(value, TensorValue) and value.real is not None for value in into):
         return
     same = out is not None
-    with suppress(Exception):  # of an operation that fails anyway
+    with suppress(Exception):  # an operation that fails raises later
         rest = {name: value.example() for name, value in kwargs.items() if name != "out"}
         results: Any = target(*(arg.example() for arg in args), **rest) if same else None
         results = [results] if len(into) == 1 else results

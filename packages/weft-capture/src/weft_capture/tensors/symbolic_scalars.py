@@ -185,7 +185,7 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
     result = by_python(tx, function, [left, right]) if sized or None not in sources else None
     if result is not None:
         return result
-    if sized and _kind(left, right) is int:  # the tensor of a number made here is a float's
+    if sized and _kind(left, right) is int:  # the graph's tensor is a float
         return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
     zero = function is operator.truediv and sized and getattr(right, "sym", 1) == 0
     if sized and function in _ARITHMETIC[:4] and not zero:

@@ -144,7 +144,7 @@ def _is_node(left: Value, right: Value) -> bool:
     """Say whether an operator is a node: no operand is an object that may take it over."""
     if not isinstance(left, TensorValue) and not isinstance(right, TensorValue):
         return all(value.in_graph or _is_number(value) for value in (left, right))
-    if issubclass(left.python_type(), str | bytes):  # whose `%` comes first
+    if issubclass(left.python_type(), str | bytes):  # their `%` has precedence
         return False
     return all(value.in_graph or value.is_constant() or value.is_scalar for value in (left, right))
 
@@ -174,7 +174,7 @@ class TensorValue(GraphValue):
     source: Source | None = None
     cls: type = torch.Tensor
     real: torch.Tensor | None = None
-    owner: Value | None = None  # the object of a subclass that this is the memory of
+    owner: Value | None = None  # the subclass instance that shares this memory
     overlay: TensorAttributes | None = None
     hooked_at: int = -1  # the step that registered a hook in the graph
 
@@ -275,7 +275,7 @@ class TensorValue(GraphValue):
         if self.overlay is None:
             self.overlay = TensorAttributes(self)
         tx.mutate(self.overlay)
-        if not self.is_new_leaf():  # which stays in the graph
+        if not self.is_new_leaf():  # a new leaf stays in the graph
             tx.effects.note(self.overlay)
         self.overlay.attrs[name] = value
 
@@ -382,7 +382,7 @@ class SymValue(GraphValue, Varying):
         return self.python_type()(self.sym)
 
     def nb_bool(self, tx: Tracer) -> bool:
-        return bool(self.sym)  # for one out of a tensor, torch may say that it does not know
+        return bool(self.sym)  # torch raises for a value read from a tensor
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if not hasattr(self.python_type(), name):
