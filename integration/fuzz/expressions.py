@@ -114,7 +114,7 @@ _EXPRESSIONS = (
     "list(reversed(a))", "list(map(str, a))", "dict(a)", "set(a)", "frozenset(a)", "[*a, *b]",
     "{**a, **b}", "operator.iadd(a, b)", "operator.imul(a, b)", "operator.ior(a, b)",
     "operator.index(a)", "operator.contains(a, b)", "a.index(b)", "a.count(b)", "a.get(b)",
-    "a.union(b)", "a.keys() & b", "iter(a)", "next(iter(a))", "range(a)", "slice(a, b)",
+    "a.union(b)", "a.keys() & b", "list(iter(a))", "next(iter(a))", "range(a)", "slice(a, b)",
     "type(a)(b)", "getattr(a, 'real')", "hasattr(a, '__len__')", "dict.fromkeys(a, b)",
 )  # fmt: skip
 

@@ -389,3 +389,9 @@ def test_floats_that_vary_may_be_given_by_name_alone(function):
     optimised, _ = optimise(function, fullgraph=True)
     x = torch.randn(1, 2, 3, 3)
     agree(function, optimised, *((x, scale) for scale in (0.5, 0.25, 0.75)))
+
+
+def test_products_of_ints_that_vary_have_all_their_bits():
+    captured = weft_capture.capture(lambda x, a, b: (x + 1, a * b, a * b + a), eager_backend)
+    for a, b in ((3, 2**40), (2**40, -(2**40)), (2**41, 2**45), (2**70, 2**45)):
+        assert captured(torch.ones(2), a, b)[1:] == (a * b, a * b + a)

@@ -58,6 +58,11 @@ class Tuple(tuple):
     pass
 
 
+class Reflected:
+    def __radd__(self, other):
+        return "radd", other
+
+
 class Pair(NamedTuple):
     v: int
     w: object = None
@@ -214,6 +219,9 @@ PROGRAMS = [
     lambda: 1.5 * [1],
     lambda: (1,) + torch.Size([2]),
     lambda: collections.defaultdict([1]),
+    lambda: operator.iadd([], Reflected()),
+    lambda: slice(1, 2) < (1, 2),
+    lambda: int | Plain(),
 ]
 
 

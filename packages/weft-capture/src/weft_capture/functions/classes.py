@@ -159,6 +159,9 @@ def plain_object(tx: Tracer, cls: type) -> Value:
     return UserObject(cls)
 
 
+_UNITED = (type, types.NoneType, types.GenericAlias, types.UnionType)
+
+
 class ClassValue(ObjectConstant):
     """A class."""
 
@@ -177,6 +180,11 @@ class ClassValue(ObjectConstant):
         if isinstance(bound, MethodOf):
             raise Break("c-function", f"{self.obj.__qualname__}.{name}")
         return bound.tp_call(tx, args, kwargs)
+
+    def declines(self, name: str, argument: Value) -> bool:
+        # CPython: _Py_union_type_or.
+        unites = argument.is_constant() and isinstance(argument.as_constant(), _UNITED)
+        return name in ("__or__", "__ror__") and not unites
 
     def nb_bool(self, tx: Tracer) -> bool:
         for name in ("__bool__", "__len__"):

@@ -116,7 +116,8 @@ class Constant(Value):
         if not _is_builtin(self.value):
             return False
         base = getattr(argument, "base", None)  # the base of an instance
-        return not argument.is_constant() and (base is None or base.in_graph)
+        data = isinstance(argument, Varying) or argument.is_constant()
+        return not data and (base is None or base.in_graph)
 
     def inherits_comparison(self, name: str) -> bool:
         # The operators of a builtin class know builtin classes only.
@@ -234,18 +235,21 @@ def constant(value: object) -> Constant:
     return Constant(value)
 
 
-_STILL = (NamedSource, ItemSource, DictSource, AttrSource, ConstSource)
-"""What gives the same whenever the code of a capture asks it."""
+_STABLE = (NamedSource, ItemSource, DictSource, AttrSource, ConstSource)
+
+
+def is_stable(source: Source | None) -> bool:
+    """Say whether a source gives the same object whenever the code of a capture asks it."""
+    while isinstance(source, _STABLE):
+        source = source.base
+    return source is None
 
 
 def sourced(obj: object, source: Source) -> Constant:
     """Return the constant of a Python object from outside, whose value is guarded."""
     if isinstance(source, ConstSource) or is_shared(obj):
         return constant(obj)
-    root: Source | None = source
-    while isinstance(root, _STILL):
-        root = root.base
-    return Constant(obj, source) if root is None else constant(obj)
+    return Constant(obj, source) if is_stable(source) else constant(obj)
 
 
 def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:

@@ -107,7 +107,10 @@ def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: boo
         if reflected[0] != reflected[1]:
             attempts.reverse()
     if inplace:
-        attempts.insert(0, (left, f"__i{op.name}__", right))
+        # A sequence's sq_inplace_concat and sq_inplace_repeat come after the other's number slots.
+        late = is_sequence(left) and isinstance(right, InstanceValue) and not is_sequence(right)
+        reflected_first = [attempts.pop()] if late and len(attempts) > 1 else []
+        attempts = [*reflected_first, (left, f"__i{op.name}__", right), *attempts]
     for receiver, name, argument in attempts:
         result = _attempt(tx, receiver, name, argument)
         if result is not None:

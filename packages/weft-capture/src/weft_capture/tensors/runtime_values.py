@@ -19,7 +19,7 @@ from weft_core.tensor_versions import version_of
 from weft_guards.sources import AttrSource, Builder, Names, RootSource, Source
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.model.constant import Varying, constant, fold
+from weft_capture.model.constant import Constant, Varying, constant, fold
 from weft_capture.model.protocol import Operator, Output, Tracer, Value, current_tracer
 from weft_capture.tensors.tensor import TensorValue
 
@@ -67,8 +67,12 @@ class VaryingObject(Varying):
     def nb_binary(
         self, tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool
     ) -> Value | None:
-        texts = left.python_type() is right.python_type() is str
-        return join_texts(tx, [left, right]) if texts and op.symbol == "+" else None
+        if left.python_type() is right.python_type() is str and op.symbol == "+":
+            return join_texts(tx, [left, right])
+        operands = (left, right)
+        if all(isinstance(value, RuntimeValue | Constant) for value in operands):
+            return fold(tx, op.inplace if inplace and op.inplace else op.function, [*operands], {})
+        return None
 
 
 @dataclass(eq=False)

@@ -291,8 +291,10 @@ def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> 
         tx.guard(source, "TYPE", type(number))
     if may_vary(number):
         return sym_float(tx, source, number)
-    result: Value | None = tx.graph.floats.get(source) or tx.graph.symint_input(number, source)
-    if result is None:  # 0 and 1 are constants
+    result: Value | None = tx.graph.floats.get(source)
+    if result is None and number.bit_length() < 63:  # the graph's ints have 64 bits
+        result = tx.graph.symint_input(number, source)
+    if result is None:  # 0 and 1 are constants, too
         tx.guard_constant(source, number)
         return constant(number)
     tx.graph.floats[source] = result

@@ -8,6 +8,7 @@ Operations on both end in `tx.graph.emit`, which adds a node and runs it on the 
 from __future__ import annotations
 
 import inspect
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +16,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from weft_guards.sources import AttrSource, Source
+from weft_guards.sources import AttrSource, CallSource, Source
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.attributes import bind, lookup
-from weft_capture.model.constant import Constant, Varying, constant
+from weft_capture.model.constant import Constant, Varying, constant, is_stable
 from weft_capture.model.protocol import (
     Handler,
     InstanceValue,
@@ -150,7 +151,9 @@ def _is_node(left: Value, right: Value) -> bool:
 
 
 def _is_number(value: Value) -> bool:
-    return isinstance(value, Constant) and isinstance(value.value, (int, float, complex))
+    if isinstance(value, Constant) and isinstance(value.value, int):
+        return value.value.bit_length() < 63  # the graph's ints have 64 bits
+    return isinstance(value, Constant) and isinstance(value.value, (float, complex))
 
 
 def _as_ints(left: Value, right: Value) -> tuple[Value, Value]:
@@ -365,6 +368,11 @@ class SymValue(GraphValue, Varying):
     def reconstruct(self, out: Output) -> None:
         from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
 
+        if self.node.target in _GROWING:  # Python's ints have no end; the graph's have 64 bits
+            before = out.tx.pregraph_value(self)
+            if before is not None and _is_recomputable(before[0]):
+                before[0].emit(out.writer)
+                return
         settled = self._is_flag() and symbolic_shapes.has_static_value(self.sym)
         out.load(constant(self.as_constant())) if settled else out.load_graph_output(self)
 
@@ -388,6 +396,16 @@ class SymValue(GraphValue, Varying):
         if not hasattr(self.python_type(), name):
             return self.getattr_fallback(tx, name)
         return self if name in ("real", "numerator") else super().tp_getattro(tx, name)
+
+
+_GROWING = (operator.mul, operator.pow, operator.add, operator.sub)
+"""Operators whose result may need more bits than their operands."""
+
+
+def _is_recomputable(source: Source) -> bool:
+    if isinstance(source, CallSource):
+        return all(map(_is_recomputable, source.arguments))
+    return is_stable(source)
 
 
 def is_data(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:

@@ -29,7 +29,6 @@ from weft_capture.model.constant import (
     real_call,
 )
 from weft_capture.model.containers import (
-    Container,
     ListValue,
     NamedTupleValue,
     RangeValue,
@@ -303,7 +302,7 @@ def _imul(tx: Tracer, self: ListValue, count: Value) -> Value:
 def _compare_real(name: str, tx: Tracer, self: Any, other: Any) -> Value:
     """Compare two containers as the interpreter does, item by item."""
     other = without_class(other)
-    if not isinstance(other, Container):
+    if not isinstance(other, SequenceValue | DictValue):
         return NOT_IMPLEMENTED
     sizes = [len(side.unpack(tx)) for side in (self, other)]
     left, right = (side.with_proxies(tx) for side in (self, other))

@@ -46,7 +46,10 @@ decline("autograd-state", "a view that autograd takes for a copy", *_UNKNOWN_VIE
 
 @rule(torch.Size)
 def _size(tx: Tracer, items: Value | None = None) -> Value:
-    return SizeValue([] if items is None else items.unpack(tx))
+    sizes = [] if items is None else items.unpack(tx)
+    if not all(issubclass(size.python_type(), int) for size in sizes):
+        raise Break("builtin-error", "a torch.Size of other objects than ints")
+    return SizeValue(sizes)
 
 
 def _always(result: Value, *functions: object) -> None:
