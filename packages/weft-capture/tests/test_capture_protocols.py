@@ -15,6 +15,7 @@ from capture_check import eager_backend
 X = torch.tensor([1.0, -2.0, 3.0])
 LOG = []
 TWO = "%s %s"
+PLAIN = "ab"
 
 
 class Plain:
@@ -222,6 +223,7 @@ PROGRAMS = [
     lambda: operator.iadd([], Reflected()),
     lambda: slice(1, 2) < (1, 2),
     lambda: int | Plain(),
+    lambda: PLAIN % collections.Counter("ab"),
 ]
 
 

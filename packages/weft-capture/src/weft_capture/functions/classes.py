@@ -182,9 +182,8 @@ class ClassValue(ObjectConstant):
         return bound.tp_call(tx, args, kwargs)
 
     def declines(self, name: str, argument: Value) -> bool:
-        # CPython: _Py_union_type_or.
         unites = argument.is_constant() and isinstance(argument.as_constant(), _UNITED)
-        return name in ("__or__", "__ror__") and not unites
+        return name in ("__or__", "__ror__") and not unites  # CPython: _Py_union_type_or
 
     def nb_bool(self, tx: Tracer) -> bool:
         for name in ("__bool__", "__len__"):

@@ -30,6 +30,7 @@ from weft_capture.model.iteration import listed
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Tracer, Value, method
 from weft_capture.model.proxy import Proxy
+from weft_capture.model.slots import without_class
 from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, join_texts
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
@@ -178,21 +179,19 @@ def format_argument(tx: Tracer, value: Value) -> Any:
 
 def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     """Evaluate `text % right`."""
-    base = getattr(right, "base", None)
-    items = next(
-        (candidate for candidate in (right, base) if isinstance(candidate, TupleValue | SizeValue)),
-        None,
-    )
-    operands = [right] if items is None else items.unpack(tx)
-    if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in operands):
+    plain = without_class(right)
+    operands = plain.unpack(tx) if isinstance(plain, TupleValue) else [right]
+    if not isinstance(plain, DictValue) and any(isinstance(tx.force(p), HOLES) for p in operands):
         if "c" in (conversion[-1] for conversion in _PLACES.findall(text)):
             raise Break("symbolic-number", "%c of a symbolic number")
         shows_objects = _OBJECTS.search(text) is not None
         return _with_holes(tx, _interpolated, [constant(text)], operands, not shows_objects)
-    if items is not None:
+    if isinstance(plain, TupleValue):
         operand: Any = tuple(format_argument(tx, value) for value in operands)
-    elif isinstance(right, DictValue):
-        operand = right.build(lambda item: format_argument(tx, item))
+    elif isinstance(plain, DictValue):
+        if plain is not right and "%(" in text:  # whose methods are asked
+            raise Break("builtin-error", "% with an instance of a subclass of dict")
+        operand = plain.build(lambda item: format_argument(tx, item))
     else:
         operand = format_argument(tx, right)
     return constant(real_call(tx, operator.mod, text, operand))
