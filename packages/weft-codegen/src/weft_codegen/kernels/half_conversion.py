@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_codegen.kernels.c_types import HALVES
-from weft_codegen.loops.expr import Cast, Load, walk
+from weft_codegen.loops.expr import Cast, Expr, Load, walk
 from weft_codegen.loops.index import ONE, Axis
 from weft_codegen.loops.program import Loop, Store, stmt_exprs
 from weft_codegen.loops.steps import coefficient
@@ -54,18 +54,14 @@ def find_half_conversions(loop: Loop) -> HalfConversions:
 
 def _read(node: Cast, axis: Axis) -> Load | None:
     """The float16 element that `node` widens, if it is one of a row of them."""
-    item = node.arg
-    if node.dtype is not torch.float32 or not isinstance(item, Load) or item.mask is not None:
-        return None
-    return item if item.dtype is torch.float16 and coefficient(item.index, axis) is ONE else None
+    match node:
+        case Cast(torch.float32, Load(torch.float16, mask=None) as item):
+            return item if coefficient(item.index, axis) is ONE else None
+    return None
 
 
 def _is_store(stmt: Store, axis: Axis) -> bool:
-    value = stmt.value
-    return (
-        stmt.mode == "set"
-        and isinstance(value, Cast)
-        and value.dtype in HALVES
-        and value.arg.dtype is torch.float32
-        and coefficient(stmt.index, axis) is ONE
-    )
+    match stmt:
+        case Store(value=Cast(dtype, Expr(torch.float32)), mode="set"):
+            return dtype in HALVES and coefficient(stmt.index, axis) is ONE
+    return False

@@ -125,15 +125,13 @@ def collides(store: Store, parallel: tuple[Axis, ...]) -> bool:
 
 def in_registers(loop: Loop) -> bool:
     """Whether a loop is the rows of a small block: unrolled, its sums stay in registers."""
-    inner = loop.body[0]
-    if len(loop.body) > 1 or not isinstance(inner, Loop):
-        return False
-    if loop.limit is not None or inner.limit is not None:
-        return False
-    rows, columns = loop.axis.extent, inner.axis.extent
-    known = rows.is_const and columns.is_const and rows.value <= 8
-    innermost = not any(isinstance(stmt, Loop) for stmt in inner.body)
-    return known and innermost and rows.value * columns.value <= _IN_REGISTERS
+    match loop:
+        case Loop(body=(Loop(limit=None) as inner,), limit=None):
+            rows, columns = loop.axis.extent, inner.axis.extent
+            known = rows.is_const and columns.is_const and rows.value <= 8
+            innermost = not any(isinstance(stmt, Loop) for stmt in inner.body)
+            return known and innermost and rows.value * columns.value <= _IN_REGISTERS
+    return False
 
 
 def adds_rows(loop: Loop) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Load, Local
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr
 from weft_codegen.loops.program import Loop, Set
 from weft_codegen.loops.steps import coefficient
 
@@ -34,22 +34,18 @@ class TransposeTile:
 
 def match_transpose_tile(outer: Loop) -> TransposeTile | None:
     """The tile that `outer` transposes, if that is all it does."""
-    inner = outer.body[0] if len(outer.body) == 1 else None
-    if not isinstance(inner, Loop) or len(inner.body) != 1:
-        return None
-    stmt = inner.body[0]
-    if not isinstance(stmt, Set) or not isinstance(stmt.value, Load) or stmt.value.mask:
-        return None
-    kind = C_TYPES[stmt.local.dtype]
+    match outer.body:
+        case (Loop(body=(Set(local, target, Load(mask=None) as source),)) as inner,):
+            pass
+        case _:
+            return None
+    kind = C_TYPES[local.dtype]
     if kind.value != kind.memory or kind.bytes not in _BYTES:
         return None
-    where = stmt.value.index
-    width = coefficient(stmt.index, inner.axis)
-    step = coefficient(where, outer.axis)
-    if coefficient(stmt.index, outer.axis) is not ONE or coefficient(where, inner.axis) is not ONE:
+    axes = (outer.axis, inner.axis)
+    across, width = (coefficient(target, loop) for loop in axes)
+    step, along = (coefficient(source.index, loop) for loop in axes)
+    if across is not ONE or along is not ONE or step is None or width is not outer.axis.extent:
         return None
-    if step is None or width is not outer.axis.extent:
-        return None
-    axes: tuple[Axis, ...] = (outer.axis, inner.axis)
-    base = substitute(where, lambda atom: ZERO if atom in axes else None)
-    return TransposeTile(stmt.local, stmt.value.buffer, base, step, inner, outer)
+    base = substitute(source.index, lambda atom: ZERO if atom in axes else None)
+    return TransposeTile(local, source.buffer, base, step, inner, outer)

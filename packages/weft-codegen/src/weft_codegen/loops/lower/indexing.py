@@ -20,7 +20,13 @@ from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, index_of, 
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, computed, in_range, nonnegative, product
 from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at, index_space
+from weft_codegen.loops.lower.values import (
+    Indices,
+    LazyTensor,
+    broadcast_at,
+    index_space,
+    replaced,
+)
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -97,7 +103,7 @@ def _gather(call: Call, x: LazyTensor, dim: int, index: LazyTensor, **kwargs: An
     dim = normalise_dim(dim, len(x.shape))
     along = _positions(call, index, x.shape[dim], dim, "scatter")
     x = _source(call, x)
-    return call.lazy(lambda place: x.at([*place[:dim], along.at(place), *place[dim + 1 :]]))
+    return call.lazy(lambda place: x.at(replaced(place, dim, along.at(place))))
 
 
 @dataclass(frozen=True)
@@ -207,20 +213,19 @@ def _scatter_lowering(mode: str) -> Callable[..., LazyTensor]:
             whole = isinstance(source, LazyTensor)
             return source.at(place) if whole else operand_at(source, place, dtype)
 
-        def target(place: Indices) -> list[IndexExpr]:
-            return [*place[:dim], along.at(place), *place[dim + 1 :]]
-
         def chosen(place: Indices) -> Expr:
             """With one place along `dim` (a one-hot) each element knows whether it is the one."""
-            at, old = [*place[:dim], ZERO, *place[dim + 1 :]], cast(x.at(place), dtype)
+            at, old = replaced(place, dim, ZERO), cast(x.at(place), dtype)
             new = cast(value(at), dtype)
             kind = torch.int32 if x.shape[dim].is_const else torch.int64
             hit = apply("eq", index_value(place[dim], kind), index_value(along.at(at), kind))
             return where(hit, new if mode == "set" else old + new, old)
 
-        if index.shape == (*x.shape[:dim], ONE, *x.shape[dim + 1 :]):
+        if [*index.shape] == replaced(x.shape, dim, ONE):
             return call.lazy(chosen)
-        return call.graph.updated(call, x, index.shape, target, value, mode)
+        return call.graph.updated(
+            call, x, index.shape, lambda i: replaced(i, dim, along.at(i)), value, mode
+        )
 
     return lowering
 
@@ -250,10 +255,9 @@ def _index_rows(mode: str) -> Callable[..., LazyTensor]:
         def value(place: Indices) -> Expr:
             return source.at(place) * operand_at(alpha, place, dtype)
 
-        def target(place: Indices) -> list[IndexExpr]:
-            return [*place[:dim], rows.at([place[dim]]), *place[dim + 1 :]]
-
-        return call.graph.updated(call, x, source.shape, target, value, mode)
+        return call.graph.updated(
+            call, x, source.shape, lambda i: replaced(i, dim, rows.at([i[dim]])), value, mode
+        )
 
     return lowering
 
@@ -270,8 +274,12 @@ def _index_fill(call: Call, x: LazyTensor, dim: int, index: LazyTensor, value: A
     rows = _positions(call, index, x.shape[dim], dim, "index", wraps=True)
     dtype = compute_dtype(call.fake.dtype)
 
-    def target(place: Indices) -> list[IndexExpr]:
-        return [*place[:dim], rows.at([place[dim]]), *place[dim + 1 :]]
-
     over = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
-    return call.graph.updated(call, x, over, target, lambda i: operand_at(value, i, dtype), "set")
+    return call.graph.updated(
+        call,
+        x,
+        over,
+        lambda i: replaced(i, dim, rows.at([i[dim]])),
+        lambda i: operand_at(value, i, dtype),
+        "set",
+    )

@@ -51,15 +51,13 @@ def reduced_dims(dims: Any, rank: int) -> list[int]:
 
 def _is_hit(node: Expr, over: Axis) -> bool:
     """Whether `node` is where(over == place, value, 0): zero but at one place along `over`."""
-    if not isinstance(node, Apply) or node.name != "where" or over in node.args[1].axes:
-        return False
-    condition, _, rest = node.args
-    if not isinstance(condition, Apply) or condition.name != "eq" or not isinstance(rest, Const):
-        return False
-    left, right = (index_of(arg) for arg in condition.args)
-    if left is None or right is None or rest.value or over in condition.args[1].axes:
-        return False
-    return single(left) is over and in_range(right, over.extent)
+    match node:
+        case Apply(_, "where", (Apply(_, "eq", (here, there)), value, Const(_, 0))):
+            left, right = index_of(here), index_of(there)
+            fixed = over not in value.axes | there.axes
+            if left is not None and right is not None and fixed:
+                return single(left) is over and in_range(right, over.extent)
+    return False
 
 
 def _one_hot_sum(value: Expr, over: Axis) -> Expr | None:

@@ -73,10 +73,18 @@ def offset_of(where: Indices, strides: Indices) -> IndexExpr:
 
 def broadcast_at(tensor: LazyTensor, where: Indices) -> Expr:
     """The element of `tensor` that broadcasting pairs with `where` of a larger shape."""
-    inner = where[len(where) - len(tensor.shape) :]
-    return tensor.at(
-        [ZERO if size is ONE else place for size, place in zip(tensor.shape, inner, strict=True)]
-    )
+    return tensor.at(broadcast_index(tensor.shape, where))
+
+
+def broadcast_index(shape: Indices, where: Indices) -> list[IndexExpr]:
+    """The index in `shape` that broadcasting pairs with `where` of a larger shape."""
+    inner = where[len(where) - len(shape) :]
+    return [ZERO if size is ONE else place for size, place in zip(shape, inner, strict=True)]
+
+
+def replaced(where: Indices, dim: int, at: IndexExpr) -> list[IndexExpr]:
+    """`where` with `at` as its index along `dim`."""
+    return [*where[:dim], at, *where[dim + 1 :]]
 
 
 def contiguous_strides(shape: Indices) -> tuple[IndexExpr, ...]:

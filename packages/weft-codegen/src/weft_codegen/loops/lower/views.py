@@ -30,65 +30,69 @@ from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 from weft_codegen.loops.lower.values import (
     Indices,
     LazyTensor,
-    broadcast_at,
+    broadcast_index,
     contiguous_strides,
     flatten,
     offset_of,
+    replaced,
     unflatten,
 )
 
 Element = Callable[[Indices], Expr]
+View = tuple[Callable[[Indices], Indices], IndexExpr]
+"""Where in its argument an element of a view is, and how many elements after that it begins."""
 
 
-@lowers("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze")
-def _view(call: Call, x: LazyTensor, *args: Any) -> LazyTensor:
+def views(*names: str) -> Callable[[Callable[..., View]], Callable[..., LazyTensor]]:
+    """Register the lowering of views: the function returns where their elements are."""
+
+    def register(function: Callable[..., View]) -> Callable[..., LazyTensor]:
+        def lowering(call: Call, x: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor:
+            source, offset = function(call, x, *args, **kwargs)
+            return call.view(x, lambda place: x.at(source(place)), offset)
+
+        return lowers(*names)(lowering)
+
+    return register
+
+
+@views("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze")
+def _view(call: Call, x: LazyTensor, *args: Any) -> View:
     """The same elements in row-major order under another shape."""
     require(call.fake.dtype is x.dtype, "view as another dtype")
     shape = to_shape(call.fake.shape)
-    common = 0
-    while common < min(len(shape), len(x.shape)) and shape[common] is x.shape[common]:
-        common += 1
+    pairs = zip(shape, x.shape, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
 
-    def element(place: Indices) -> Expr:
+    def source(place: Indices) -> Indices:
         position = flatten(place[common:], shape[common:])
-        return x.at([*place[:common], *unflatten(position, x.shape[common:])])
+        return [*place[:common], *unflatten(position, x.shape[common:])]
 
-    return call.view(x, element)
-
-
-@lowers("aten.alias", "aten.detach", "aten.lift_fresh")
-def _identity(call: Call, x: LazyTensor) -> LazyTensor:
-    return call.view(x, x.at)
+    return source, ZERO
 
 
-@lowers("aten.as_strided")
+@views("aten.alias", "aten.detach", "aten.lift_fresh")
+def _identity(call: Call, x: LazyTensor) -> View:
+    return lambda place: place, ZERO
+
+
+@views("aten.as_strided")
 def _as_strided(
     call: Call, x: LazyTensor, size: Any, stride: Any, storage_offset: Any = None
-) -> LazyTensor:
+) -> View:
     """Positions in the memory of `x`, when all of them are inside it and it is contiguous."""
     require(x.root is None and x.strides == contiguous_strides(x.shape), "as_strided of a view")
     shape, strides = to_shape(size), to_shape(stride)
     offset = to_index(storage_offset or 0)
     last = offset + offset_of([extent - 1 for extent in shape], strides)
     require(in_range(last, product(x.shape)), "as_strided outside its argument")
-
-    def element(place: Indices) -> Expr:
-        return x.at(unflatten(offset + offset_of(place, strides), x.shape))
-
-    return call.view(x, element, offset)
+    return lambda place: unflatten(offset + offset_of(place, strides), x.shape), offset
 
 
-@lowers("aten.permute")
-def _permute(call: Call, x: LazyTensor, dims: Sequence[int]) -> LazyTensor:
+@views("aten.permute")
+def _permute(call: Call, x: LazyTensor, dims: Sequence[int]) -> View:
     source = [normalise_dim(dim, len(x.shape)) for dim in dims]
-
-    def element(place: Indices) -> Expr:
-        inner = [ZERO] * len(source)
-        for position, dim in enumerate(source):
-            inner[dim] = place[position]
-        return x.at(inner)
-
-    return call.view(x, element)
+    return lambda place: [place[source.index(dim)] for dim in range(len(source))], ZERO
 
 
 @lowers("aten.transpose")
@@ -100,9 +104,9 @@ def _transpose(call: Call, x: LazyTensor, first: int, second: int) -> LazyTensor
     return _permute(call, x, dims)
 
 
-@lowers("aten.expand")
-def _expand(call: Call, x: LazyTensor, size: Any, implicit: bool = False) -> LazyTensor:
-    return call.view(x, lambda place: broadcast_at(x, place))
+@views("aten.expand")
+def _expand(call: Call, x: LazyTensor, size: Any, implicit: bool = False) -> View:
+    return lambda place: broadcast_index(x.shape, place), ZERO
 
 
 def _clamped(bound: Any, extent: IndexExpr, default: IndexExpr) -> IndexExpr:
@@ -118,34 +122,24 @@ def _clamped(bound: Any, extent: IndexExpr, default: IndexExpr) -> IndexExpr:
     return extent - least(-at, extent)
 
 
-@lowers("aten.slice")
+@views("aten.slice")
 def _slice(
     call: Call, x: LazyTensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> LazyTensor:
+) -> View:
     dim = normalise_dim(dim, len(x.shape))
-    begin = _clamped(start, x.shape[dim], ZERO)
-    stride = to_index(step)
-
-    def element(place: Indices) -> Expr:
-        inner = list(place)
-        inner[dim] = begin + inner[dim] * stride
-        return x.at(inner)
-
-    return call.view(x, element, begin * x.strides[dim])
+    begin, stride = _clamped(start, x.shape[dim], ZERO), to_index(step)
+    offset = begin * x.strides[dim]
+    return lambda place: replaced(place, dim, begin + place[dim] * stride), offset
 
 
-@lowers("aten.select")
-def _select(call: Call, x: LazyTensor, dim: int, index: Any) -> LazyTensor:
+@views("aten.select")
+def _select(call: Call, x: LazyTensor, dim: int, index: Any) -> View:
     dim = normalise_dim(dim, len(x.shape))
     where_ = to_index(index)
     if not nonnegative(where_):
         require(nonnegative(-where_ - 1), "index of unknown sign")
         where_ = where_ + x.shape[dim]
-
-    def element(place: Indices) -> Expr:
-        return x.at([*place[:dim], where_, *place[dim:]])
-
-    return call.view(x, element, where_ * x.strides[dim])
+    return lambda place: [*place[:dim], where_, *place[dim:]], where_ * x.strides[dim]
 
 
 @lowers("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split")
@@ -158,20 +152,18 @@ def _split(call: Call, x: LazyTensor, sizes: Any, dim: int = 0) -> tuple[LazyTen
     )
 
 
-@lowers("aten.diagonal")
-def _diagonal(
-    call: Call, x: LazyTensor, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> LazyTensor:
+@views("aten.diagonal")
+def _diagonal(call: Call, x: LazyTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> View:
     rank = len(x.shape)
     first, second = normalise_dim(dim1, rank), normalise_dim(dim2, rank)
     down, right = const(max(0, -offset)), const(max(0, offset))
 
-    def element(place: Indices) -> Expr:
+    def source(place: Indices) -> Indices:
         rest, along = list(place[:-1]), place[-1]
         diagonal = {first: along + down, second: along + right}
-        return x.at([diagonal[k] if k in diagonal else rest.pop(0) for k in range(rank)])
+        return [diagonal[k] if k in diagonal else rest.pop(0) for k in range(rank)]
 
-    return call.view(x, element, down * x.strides[first] + right * x.strides[second])
+    return source, down * x.strides[first] + right * x.strides[second]
 
 
 @lowers("aten.cat")
@@ -188,8 +180,7 @@ def _cat(call: Call, tensors: Sequence[Any], dim: int = 0) -> LazyTensor:
         choices: list[tuple[Expr, Expr]] = []
         for part in parts:
             inside = within(place[dim], begin, begin + part.shape[dim])
-            inner = [*place[:dim], place[dim] - begin, *place[dim + 1 :]]
-            value = cast(part.at(inner), dtype)
+            value = cast(part.at(replaced(place, dim, place[dim] - begin)), dtype)
             choices.append((inside, masked(value, inside)))
             begin = begin + part.shape[dim]
         result = choices[-1][1]
@@ -226,12 +217,8 @@ def _flip(call: Call, x: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     flipped = {normalise_dim(dim, len(x.shape)) for dim in dims}
 
     def element(place: Indices) -> Expr:
-        return x.at(
-            [
-                extent - 1 - at if k in flipped else at
-                for k, (at, extent) in enumerate(zip(place, x.shape, strict=True))
-            ]
-        )
+        dims = enumerate(zip(place, x.shape, strict=True))
+        return x.at([extent - 1 - at if k in flipped else at for k, (at, extent) in dims])
 
     return call.lazy(element)
 
@@ -249,7 +236,7 @@ def _in_pieces(at: Element, dim: int, pieces: Sequence[tuple[int, int]]) -> Elem
             inside = index_value(place[dim]) >= index_value(const(begin))
             if end is not None:
                 inside &= index_value(place[dim]) < index_value(const(end))
-            value = masked(at([*place[:dim], place[dim] - offset, *place[dim + 1 :]]), inside)
+            value = masked(at(replaced(place, dim, place[dim] - offset)), inside)
             result, end = value if result is None else where(inside, value, result), begin
         assert result is not None
         return result
@@ -271,15 +258,11 @@ def _roll(call: Call, x: LazyTensor, shifts: Any, dims: Sequence[int] = ()) -> L
     return call.lazy(element)
 
 
-@lowers("aten.unfold")
-def _unfold(call: Call, x: LazyTensor, dim: int, size: Any, step: Any) -> LazyTensor:
+@views("aten.unfold")
+def _unfold(call: Call, x: LazyTensor, dim: int, size: Any, step: Any) -> View:
     require(len(x.shape) > 0, "unfold of a scalar")
     dim, stride = normalise_dim(dim, len(x.shape)), to_index(step)
-
-    def element(place: Indices) -> Expr:
-        return x.at([*place[:dim], place[dim] * stride + place[-1], *place[dim + 1 : -1]])
-
-    return call.view(x, element)
+    return lambda place: replaced(place[:-1], dim, place[dim] * stride + place[-1]), ZERO
 
 
 @lowers("aten.repeat")
@@ -343,7 +326,7 @@ def _slice_scatter(
 
     def inner(place: Indices) -> list[IndexExpr]:
         at = place[dim] - begin
-        return [*place[:dim], at if stride is ONE else at // stride, *place[dim + 1 :]]
+        return replaced(place, dim, at if stride is ONE else at // stride)
 
     return _scatter_into(call, x, source, inside, inner)
 
