@@ -139,7 +139,7 @@ def test_a_scalar_of_the_cpu_is_copied_to_the_gpu() -> None:
     kernels = {name: emit(kernel) for name, kernel in program.kernels.items()}
     for direct in (True, False):
         text = GpuHostWriter(program, kernels, {}, direct=direct).text()
-        assert re.search(r"weft_copy\(&own\[\d+\], in\[1\], .* WEFT_CUDA\(0\)\)", text)
+        assert re.search(r"weft_copy\(&own\[\d+\], in\[1\], &v_in1_copy\)", text)
         assert build(Sources(text, {})).exists()
 
 

@@ -1,6 +1,6 @@
-"""Layouts of buffers in generated C, and the description of a program (`weft_program`).
+"""What generated C says of buffers (`weft_value`), and of the program (`weft_program`).
 
-Dimensions that the compiler knows are in static tables, of which each stands once in a unit.
+Of a buffer whose layout the compiler knows that is static data, else a literal where it is needed.
 """
 
 from __future__ import annotations
@@ -17,39 +17,60 @@ from weft_codegen.loops.program import CPU, Buffer, BufferRef, Program
 _Described = tuple[str, Buffer | IndexExpr | None]
 
 
-def device_c(device: torch.device) -> str:
-    """A device as two arguments."""
-    return "WEFT_CPU" if device == CPU else f"WEFT_CUDA({device.index or 0})"
-
-
-def element_c(buffer: Buffer, device: str = "") -> str:
-    """Dtype and device of a buffer as arguments."""
-    return f"{number_of(buffer.dtype)}, {device or device_c(buffer.device)}"
-
-
 class Tables:
-    """The tables of dimensions of one unit."""
+    """The static data of one unit."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
+        self._device = program.device
         self._lines: dict[str, str] = {}
+        buffers, integer = program.buffers, {"size": ZERO}
+        self._interface: dict[str, list[_Described]] = {
+            "inputs": [(i.name, buffers.get(i.name, integer.get(i.kind))) for i in program.inputs],
+            "outputs": [
+                (o.name, buffers[o.name]) if isinstance(o, BufferRef) else ("", o)
+                for o in program.outputs
+            ],
+            "constants": [(name, buffers[name]) for name in program.constants],
+        }
+        self._known = {
+            described: f"{title}[{k}]"
+            for title, values in self._interface.items()
+            for k, described in enumerate(values)
+        }
+
+    def value(self, buffer: Buffer) -> str:
+        """The address of what describes a buffer."""
+        dims = (*buffer.shape, *buffer.strides)
+        if not all(dim.is_const for dim in dims):
+            return f"&(weft_value){_row(buffer, _literal(buffer.shape), _literal(buffer.strides))}"
+        known = self._known.get((buffer.name, buffer))
+        if known is None:
+            known = f"v_{buffer.name}"
+            self._lines[known] = f"static const weft_value {known} = {self._static(buffer)};"
+        return f"&{known}"
 
     def lines(self) -> list[str]:
-        """Their definitions."""
-        return list(self._lines.values())
+        """Its definition."""
+        tables = [line for name, v in self._interface.items() for line in self._values(name, v)]
+        counts = ", ".join(str(len(values)) for values in self._interface.values())
+        names = ", ".join(name if values else "NULL" for name, values in self._interface.items())
+        about = f"WEFT_ABI, {device_c(self._device)}, {counts}, {names}"
+        program = f"const weft_description weft_program = {{{about}}};"
+        return [*self._lines.values(), *tables, program]
 
-    def layout(self, buffer: Buffer, device: str = "") -> str:
-        """Dimensions, dtype and device of a buffer as arguments."""
-        return f"{self.dims(buffer)}, {element_c(buffer, device)}"
+    def _values(self, title: str, values: Iterable[_Described]) -> list[str]:
+        """A table of inputs, outputs or constants."""
+        rows = []
+        for name, value in values:
+            if isinstance(value, Buffer):
+                rows.append(self._static(value))
+            else:
+                rows.append(f'{{"{name}", WEFT_{"NONE" if value is None else "INTEGER"}}}')
+        rows = [f"    {row}," for row in rows]
+        return [f"static const weft_value {title}[] = {{", *rows, "};"] if rows else []
 
-    def dims(self, buffer: Buffer) -> str:
-        """The number of dimensions of a buffer, its sizes and its strides as arguments."""
-        known = [self._known(dims) for dims in (buffer.shape, buffer.strides)]
-        return ", ".join([str(len(buffer.shape)), *known])
-
-    def _known(self, dims: tuple[IndexExpr, ...]) -> str:
-        if all(dim.is_const for dim in dims):
-            return self._table(dims)
-        return f"(const int64_t[]){{{', '.join(map(index_c, dims))}}}"
+    def _static(self, buffer: Buffer) -> str:
+        return _row(buffer, self._table(buffer.shape), self._table(buffer.strides))
 
     def _table(self, dims: tuple[IndexExpr, ...]) -> str:
         """The name of a table of dimensions, in which -1 stands for one that a call knows."""
@@ -58,31 +79,17 @@ class Tables:
         self._lines[name] = f"static const int64_t {name}[] = {{{', '.join(values) or '0'}}};"
         return name
 
-    def description(self, program: Program) -> list[str]:
-        """The definition of `weft_program`."""
-        buffers, integer = program.buffers, {"size": ZERO}
-        tables: dict[str, list[_Described]] = {
-            "inputs": [(i.name, buffers.get(i.name, integer.get(i.kind))) for i in program.inputs],
-            "outputs": [
-                (o.name, buffers[o.name]) if isinstance(o, BufferRef) else ("", o)
-                for o in program.outputs
-            ],
-            "constants": [(name, buffers[name]) for name in program.constants],
-        }
-        counts = ", ".join(str(len(values)) for values in tables.values())
-        names = ", ".join(name if values else "NULL" for name, values in tables.items())
-        rows = [line for name, values in tables.items() for line in self._values(name, values)]
-        about = f"WEFT_ABI, {device_c(program.device)}, {counts}, {names}"
-        return [*rows, "", f"const weft_description weft_program = {{{about}}};"]
 
-    def _values(self, title: str, values: Iterable[_Described]) -> list[str]:
-        """A table that describes inputs, outputs or constants."""
-        rows = []
-        for name, value in values:
-            if isinstance(value, Buffer):
-                tables = f"{self._table(value.shape)}, {self._table(value.strides)}"
-                about = f"TENSOR, {element_c(value)}, {len(value.shape)}, {tables}"
-            else:
-                about = "NONE" if value is None else "INTEGER"
-            rows.append(f'    {{"{name}", WEFT_{about}}},')
-        return [f"static const weft_value {title}[] = {{", *rows, "};"] if rows else []
+def device_c(device: torch.device) -> str:
+    """Type and index of a device."""
+    return "WEFT_CPU" if device == CPU else f"WEFT_CUDA({device.index or 0})"
+
+
+def _row(buffer: Buffer, sizes: str, strides: str) -> str:
+    element = f"{number_of(buffer.dtype)}, {device_c(buffer.device)}"
+    layout = f"{len(buffer.shape)}, {sizes}, {strides}"
+    return f'{{"{buffer.name}", WEFT_TENSOR, {element}, {layout}}}'
+
+
+def _literal(dims: tuple[IndexExpr, ...]) -> str:
+    return f"(const int64_t[]){{{', '.join(map(index_c, dims)) or '0'}}}"

@@ -14,7 +14,7 @@ import torch
 from weft_codegen.config import settings
 from weft_codegen.kernels import externs
 from weft_codegen.kernels.c_expr import index_c
-from weft_codegen.kernels.c_tables import Tables, element_c
+from weft_codegen.kernels.c_tables import Tables
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
 from weft_codegen.kernels.plan import ALIGN, Allocation, make_plan
@@ -48,7 +48,7 @@ class HostWriter:
         self._plan = plan = make_plan(program, frozenset(allocate))
         self._codes = codes
         self._lines: list[str] = []
-        self._tables = Tables()
+        self._tables = Tables(program)
         self._own: dict[str, int] = {}
         self._handles: dict[str, str] = {}
         self._pointers: set[str] = set()
@@ -112,9 +112,9 @@ class HostWriter:
     def _expect(self, name: str, copy: str, what: str) -> None:
         """Check a tensor that others made; in other strides it is copied to `copy`."""
         handle, buffer = self._handles[name], self._program.buffers[name]
-        elsewhere = self.operators_choose and name not in self._launched
-        layout = self._tables.layout(buffer, "WEFT_ANYWHERE" if elsewhere else "")
-        self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {layout})')
+        anywhere = int(self.operators_choose and name not in self._launched)
+        value = self._tables.value(buffer)
+        self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {value}, {anywhere})')
         self._pointer(name, f"weft_data({handle})")
 
     def _take_scratch(self) -> None:
@@ -123,8 +123,8 @@ class HostWriter:
             self._line(f"char scratch[{size}] __attribute__((aligned({ALIGN})));")
         elif size:
             slot = self._slot("")
-            memory = Buffer("", torch.uint8, (const(size),), (ONE,), self._device)
-            self._check(f"weft_empty(&{slot}, {self._tables.layout(memory)})")
+            memory = Buffer("scratch", torch.uint8, (const(size),), (ONE,), self._device)
+            self._check(f"weft_empty(&{slot}, {self._tables.value(memory)})")
             self._line(f"char *const scratch = weft_data({slot});")
 
     # ---- steps ----
@@ -164,14 +164,13 @@ class HostWriter:
             over = self._plan.over.get(root)
             slot = self._slot(root)
             if over is None:
-                self._check(f"weft_empty(&{slot}, {self._tables.layout(buffer)})")
+                self._check(f"weft_empty(&{slot}, {self._tables.value(buffer)})")
             elif self._program.buffers[over] == replace(buffer, name=over):
                 slot = self._handles[over]  # the same tensor under another name
                 self._dying[self._plan.last[over]].remove(over)
             else:
-                memory = self._handles[over]
-                layout = self._tables.dims(buffer)
-                self._check(f"torch._reinterpret_tensor({memory}, {layout}, 0, &{slot})")
+                memory = f"{self._handles[over]}, 0"
+                self._check(f"weft_view(&{slot}, {memory}, {self._tables.value(buffer)})")
             self._handles[root] = slot
             self._pointer(root, f"weft_data({slot})")
         else:
@@ -200,18 +199,16 @@ class HostWriter:
             return found
         buffer = self._program.buffers[name]
         root = self._plan.root[name]
-        slot = self._slot(name)
-        layout = self._tables.dims(buffer)
+        slot, value = self._slot(name), self._tables.value(buffer)
         if self._plan.allocation[root] is Allocation.SCRATCH:
             offset = self._offsets[name] * buffer.dtype.itemsize
             address = f"{self._scratch_address(root)} + {index_c(offset)}"
-            layout = f"{layout}, 0, {element_c(buffer)}"
-            self._check(f"torch.create_tensor_from_blob({address}, {layout}, &{slot})")
+            self._check(f"weft_wrap(&{slot}, {address}, {value})")
         else:
             self._make(root)
             base = self._handles[root]
             start = index_c(self._offsets[name])  # counted from where `base` starts
-            self._check(f"torch._reinterpret_tensor({base}, {layout}, {start}, &{slot})")
+            self._check(f"weft_view(&{slot}, {base}, {start}, {value})")
         self._handles[name] = slot
         return slot
 
@@ -315,7 +312,7 @@ class HostWriter:
                 if (handle := self._handles.get(name)) is not None:
                     size = f"weft_extent({handle})"
                 else:
-                    size = f"weft_span({self._tables.dims(self._program.buffers[name])})"
+                    size = f"weft_span({self._tables.value(self._program.buffers[name])})"
                 self._line(f"const int64_t {pointer_c(name)}_size = {size};")
 
     # ---- around the function ----
@@ -323,7 +320,6 @@ class HostWriter:
     def _opening(self) -> list[str]:
         names = sorted(self._shims, key=lambda name: self._shims[name])
         symbols = "".join(f'{{"{name}"}}, ' for name in names)
-        description = self._tables.description(self._program)
         grad = ["    const _Bool grad = torch.grad_mode_is_enabled();"]
         grad += ["    if (grad)", "        torch.grad_mode_set_enabled(0);"]
         return [
@@ -331,8 +327,6 @@ class HostWriter:
             *(['#include "weft_bounds.h"'] if settings.check_bounds else []),
             "",
             *self._tables.lines(),
-            "",
-            *description,
             "",
             f"static weft_symbol symbols[] = {{{symbols}{{NULL}}}};",
             "",

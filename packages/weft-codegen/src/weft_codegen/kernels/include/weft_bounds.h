@@ -31,13 +31,13 @@ WEFT_PART void *weft_within(const void *buffer, int64_t index, int64_t count, in
 weft_outside_t weft_outside;
 
 /* Elements from the first to past the last one of a layout. */
-static int64_t weft_span(int64_t dims, weft_dims sizes, weft_dims strides)
+static int64_t weft_span(const weft_value *as)
 {
     int64_t span = 1;
-    for (int64_t d = 0; d < dims; d++) {
-        if (sizes[d] == 0)
+    for (int64_t d = 0; d < as->dims; d++) {
+        if (as->sizes[d] == 0)
             return 0;
-        span += (sizes[d] - 1) * strides[d];
+        span += (as->sizes[d] - 1) * as->strides[d];
     }
     return span;
 }
@@ -49,7 +49,7 @@ static int64_t weft_extent(weft_tensor tensor)
     torch.get_dim(tensor, &dims);
     if (torch.get_sizes(tensor, &sizes) || torch.get_strides(tensor, &strides))
         return 0;
-    return weft_span(dims, sizes, strides);
+    return weft_span(&(weft_value){.dims = (int32_t)dims, .sizes = sizes, .strides = strides});
 }
 
 /* Fail for a view of `span` elements from `offset` on of a buffer that has `size`. */

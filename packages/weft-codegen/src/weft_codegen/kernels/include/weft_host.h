@@ -22,10 +22,9 @@ int snprintf(char *text, size_t size, const char *format, ...);
 
 typedef const int64_t *weft_dims;
 
-/* Type and index of a device, as two arguments. */
+/* Type and index of a device. */
 #define WEFT_CPU 0, 0
 #define WEFT_CUDA(index) 1, index
-#define WEFT_ANYWHERE -1, 0
 
 #define WEFT_TORCH(X)                                                                            \
     X(empty_strided, (int64_t, weft_dims, weft_dims, int32_t, int32_t, int32_t, weft_tensor *))  \
@@ -117,52 +116,63 @@ static int64_t weft_size(weft_tensor tensor, int64_t dim)
     return sizes[dim];
 }
 
-static int weft_empty(weft_tensor *slot, int64_t dims, weft_dims sizes, weft_dims strides,
-                      int32_t dtype, int32_t device_type, int32_t device_index)
+/* Make a tensor as `as` describes one: with memory of its own, */
+static int weft_empty(weft_tensor *slot, const weft_value *as)
 {
-    return torch.empty_strided(dims, sizes, strides, dtype, device_type, device_index, slot);
+    return torch.empty_strided(as->dims, as->sizes, as->strides, as->dtype, as->device_type,
+                               as->device_index, slot);
 }
 
-/* The same with the elements of `tensor`. */
-static int weft_copy(weft_tensor *slot, weft_tensor tensor, int64_t dims, weft_dims sizes,
-                     weft_dims strides, int32_t dtype, int32_t device_type, int32_t device_index)
+/* with the elements of `tensor`, */
+static int weft_copy(weft_tensor *slot, weft_tensor tensor, const weft_value *as)
 {
-    return weft_empty(slot, dims, sizes, strides, dtype, device_type, device_index) ||
-           torch.copy_(*slot, tensor, 0);
+    return weft_empty(slot, as) || torch.copy_(*slot, tensor, 0);
+}
+
+/* in the memory of `base`, from element `start` on, */
+static int weft_view(weft_tensor *slot, weft_tensor base, int64_t start, const weft_value *as)
+{
+    return torch._reinterpret_tensor(base, as->dims, as->sizes, as->strides, start, slot);
+}
+
+/* or at an address. */
+static int weft_wrap(weft_tensor *slot, void *address, const weft_value *as)
+{
+    return torch.create_tensor_from_blob(address, as->dims, as->sizes, as->strides, 0, as->dtype,
+                                         as->device_type, as->device_index, slot);
 }
 
 /* Say whether `tensor` has these sizes (-1: no) and strides (1: yes, 0: only the sizes). */
-static int weft_compare(weft_tensor tensor, int64_t dims, weft_dims sizes, weft_dims strides)
+static int weft_compare(weft_tensor tensor, const weft_value *as)
 {
-    int64_t *actual, *steps, rank = -1;
-    torch.get_dim(tensor, &rank);
-    if (rank != dims || torch.get_sizes(tensor, &actual) || torch.get_strides(tensor, &steps))
+    int64_t *sizes, *strides, dims = -1;
+    torch.get_dim(tensor, &dims);
+    if (dims != as->dims || torch.get_sizes(tensor, &sizes) || torch.get_strides(tensor, &strides))
         return -1;
     int same = 1, empty = 0;
     for (int64_t d = 0; d < dims; d++) {
-        if (actual[d] != sizes[d])
+        if (sizes[d] != as->sizes[d])
             return -1;
         empty |= sizes[d] == 0;
-        same &= steps[d] == strides[d] || sizes[d] == 1;
+        same &= strides[d] == as->strides[d] || sizes[d] == 1;
     }
     return same | empty;
 }
 
-/* Check a tensor that others made; in other strides than these a copy in `*slot` takes its place (an
- * error if there is no slot). */
+/* Check a tensor that others made, on that device unless `anywhere`; in other strides than these a
+ * copy in `*slot` takes its place (an error if there is no slot). */
 static int weft_expect(weft_call *call, weft_tensor *tensor, weft_tensor *slot, const char *what,
-                       int64_t dims, weft_dims sizes, weft_dims strides, int32_t dtype,
-                       int32_t device_type, int32_t device_index)
+                       const weft_value *as, int anywhere)
 {
     const char *problem = slot ? NULL : "is updated in place and does not have the strides";
-    int32_t actual = -1, type = -1, index = 0;
+    int32_t dtype = -1, type = -1, index = 0;
     if (*tensor) /* else an operator has returned None that says that it makes a tensor */
-        torch.get_dtype(*tensor, &actual), torch.get_device_type(*tensor, &type);
+        torch.get_dtype(*tensor, &dtype), torch.get_device_type(*tensor, &type);
     if (type > 0) /* there is one CPU */
         torch.get_device_index(*tensor, &index);
-    int same = *tensor ? weft_compare(*tensor, dims, sizes, strides) : -1;
-    int here = device_type < 0 || (type == device_type && index == device_index);
-    if (actual != dtype || !here)
+    const int same = *tensor ? weft_compare(*tensor, as) : -1;
+    const int here = type == as->device_type && index == as->device_index;
+    if (dtype != as->dtype || !(here || anywhere))
         problem = "is not a tensor of the dtype and device";
     else if (same < 0)
         problem = "does not have the sizes";
@@ -172,8 +182,10 @@ static int weft_expect(weft_call *call, weft_tensor *tensor, weft_tensor *slot, 
         snprintf(call->message, sizeof call->message, "%s %s it was compiled for", what, problem);
         return 1;
     }
+    weft_value alike = *as;
+    alike.device_type = type, alike.device_index = index;
     weft_tensor copy = NULL;
-    if (weft_copy(&copy, *tensor, dims, sizes, strides, dtype, type, index)) {
+    if (weft_copy(&copy, *tensor, &alike)) {
         weft_drop(&copy);
         return 1;
     }

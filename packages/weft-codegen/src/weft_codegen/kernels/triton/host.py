@@ -96,8 +96,8 @@ class GpuHostWriter(HostWriter):
             if buffer.device != CPU or buffer.storage != ONE or param.written:
                 raise NoTritonForm(f"kernel {step.kernel} touches the memory of several devices")
             slot = copies[name] = self._slot("")
-            layout = self._tables.layout(replace(buffer, device=self._device))
-            self._check(f"weft_copy(&{slot}, {self._handle(name)}, {layout})")
+            copy = replace(buffer, name=f"{name}_copy", device=self._device)
+            self._check(f"weft_copy(&{slot}, {self._handle(name)}, {self._tables.value(copy)})")
         return copies
 
     def _opening(self) -> list[str]:
