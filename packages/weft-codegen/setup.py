@@ -20,7 +20,10 @@ setup(
             "weft_codegen.kernels._entry",
             sources=[f"{KERNELS}/_entry.c"],
             depends=[HEADER],
-            extra_compile_args=["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+            extra_compile_args=[
+                *("-O2", "-std=gnu11", "-fno-strict-aliasing"),
+                *("-Wall", "-Wextra", "-Wno-unused-parameter"),
+            ],
         )
     ]
 )

@@ -181,7 +181,8 @@ release(weft_call *call, int k)
 {
     Call *self = (Call *)call;
     PyEval_RestoreThread(self->thread);
-    PyList_SetItem(self->owned, k, Py_NewRef(Py_None));
+    if (PyList_SetItem(self->owned, k, Py_NewRef(Py_None)))
+        PyErr_Clear(); /* somebody has changed the list */
     self->thread = PyEval_SaveThread();
 }
 
