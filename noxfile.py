@@ -8,6 +8,7 @@ versions of constraints.txt.
 import os
 import re
 import shutil
+import sys
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -275,4 +276,4 @@ def versions(session: nox.Session, torch: str) -> None:
 @nox.session(venv_backend="none")
 def size(session: nox.Session) -> None:
     """Count the lines of every package; fail where one is over its budget in pyproject.toml."""
-    session.run("python", "integration/check_size.py")
+    session.run(sys.executable, "integration/check_size.py")
