@@ -28,6 +28,7 @@ def first_sample(op):
     return next(iter(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)))
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_operator(name):

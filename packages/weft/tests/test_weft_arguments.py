@@ -34,6 +34,7 @@ BAD = {
 ROWS = [(name, value) for name, values in BAD.items() for value in (*values, Odd())]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name, value", ROWS, ids=lambda part: repr(part)[:20])
 @pytest.mark.parametrize("decorates", [False, True])
 def test_a_wrong_argument_of_compile(name, value, decorates):
@@ -106,6 +107,7 @@ def test_wrong_counts_of_arguments_read_as_pythons():
         weft.list_mode_options(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_dump_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")

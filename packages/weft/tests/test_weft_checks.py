@@ -56,6 +56,7 @@ def before_a_lookup(x):
 PROGRAMS = (asynchronous, statement, negated, in_a_callee, before_a_lookup)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 def test_a_check_in_the_graph_raises_as_eager(function, backend):
@@ -66,6 +67,7 @@ def test_a_check_in_the_graph_raises_as_eager(function, backend):
     assert got.value.args == expected.value.args
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_holds_is_one_graph_with_gradients(backend):
     def program(x):
@@ -219,6 +221,7 @@ def all_that_shows(function, x, capsys):
     return result, x, capsys.readouterr().out, seen.copy(), noted.copy(), drawn, modes
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("function", FAILING, ids=lambda f: f.__name__)
@@ -240,6 +243,7 @@ def test_what_can_be_run_again_is_whole(function):
     assert compiled(X / 2).shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_one_hot_checks_its_classes_as_eager_does():
     def f(x, classes):
         return one_hot(classes, 5) * x, one_hot(classes, num_classes=7).sum(0)
@@ -289,6 +293,7 @@ def drawn_before(x, index, log):
     return looked_up(torch.rand_like(x), index, log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("function", [looked_up, written_before, drawn_before])
 def test_what_fails_is_done_once(function, backend):

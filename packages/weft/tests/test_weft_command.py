@@ -72,6 +72,7 @@ if not blob.exists():
 """
 
 
+@pytest.mark.slow
 def test_an_artifact_saves_another_machine_the_lowering(tmp_path, monkeypatch):
     said = []
     for folder in ("first", "second"):

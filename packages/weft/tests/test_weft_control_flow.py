@@ -42,6 +42,7 @@ def same_with_gradients(left, right, args):
     torch.testing.assert_close(*zeros)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_cond_with_trees_closures_and_gradients(backend, sign):
     w = torch.full((3,), 2.0, requires_grad=True)
@@ -79,6 +80,7 @@ class Routed(torch.nn.Module):
         return torch.relu(self.cond(x.sum() > 0, inner, lambda y: self.right(y), (x,))) + x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [2.0, 0.5, -1.0])
 def test_nested_cond_in_a_module(backend, value):
     model, plain = Routed(torch.cond), Routed(choose)
@@ -95,6 +97,7 @@ def test_nested_cond_in_a_module(backend, value):
             torch.testing.assert_close(found.grad, expected.grad)
 
 
+@pytest.mark.slow
 def test_cond_gives_new_tensors_and_is_known_where_the_condition_is(backend):
     def program(x):
         first = torch.cond(x.sum() > 0, lambda y: y, lambda y: y + 1, (x,))
@@ -107,6 +110,7 @@ def test_cond_gives_new_tensors_and_is_known_where_the_condition_is(backend):
     torch.testing.assert_close(second, x.sin())
 
 
+@pytest.mark.slow
 def test_modes_around_cond_hold_in_its_branches(backend):
     x, w = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3)
 
@@ -123,6 +127,7 @@ def test_modes_around_cond_hold_in_its_branches(backend):
     same_with_gradients(found, expected, (x,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 7])
 def test_while_loop_with_gradients(backend, start):
     def program(loop, i, x):
@@ -145,6 +150,7 @@ def test_while_loop_over_a_number_is_unrolled(backend):
                  torch.full((2,), 8.0))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_map_and_scans_are_unrolled(backend):
     x = torch.arange(1.0, 13.0).reshape(4, 3).requires_grad_()
     w = torch.full((3,), 2.0, requires_grad=True)
@@ -161,6 +167,7 @@ def test_map_and_scans_are_unrolled(backend):
     same_with_gradients(found, expected, (x, w))
 
 
+@pytest.mark.slow
 def test_sizes_that_change(backend):
     def program(cond, x):
         return cond(x.sum() > 0, lambda y: y.sin().sum(0), lambda y: y.cos().sum(0), (x,)) + 1
@@ -187,6 +194,7 @@ def test_what_a_branch_may_not_do():
     assert not seen
 
 
+@pytest.mark.slow
 def test_nothing_of_dynamo_is_loaded():
     code = """if True:
         import sys, torch, weft

@@ -150,6 +150,7 @@ def counted():
     return tuple(weft.counters["regions"][name] for name in ("calls", "compiled"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_equals_eager(name, backend):
@@ -161,6 +162,7 @@ def test_training_equals_eager(name, backend):
     assert counted() == (calls, kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_inference_and_other_sizes(mode):
     model = Net(several({}, count=3)).eval()
@@ -172,6 +174,7 @@ def test_inference_and_other_sizes(mode):
     assert counted() == (6, 2)
 
 
+@pytest.mark.slow
 def test_caches_of_keys_and_values():
     blocks = [Block(index=i) for i in range(3)]
 
@@ -190,6 +193,7 @@ def test_caches_of_keys_and_values():
     assert counted() == (9, 3)
 
 
+@pytest.mark.slow
 def test_the_option_decides_for_its_own_code_alone():
     model, x = Net(several({}, count=3)), torch.randn(2, 3, 8)
     weft.compile(model)(x)

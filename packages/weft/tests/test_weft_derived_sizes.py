@@ -44,6 +44,7 @@ ONE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("name", ONE)
 def test_a_derived_size_that_is_one_is_broadcast(name, dynamic):
@@ -59,6 +60,7 @@ TWO = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("name", TWO)
 def test_one_of_two_derived_sizes_is_one(name, dynamic):
@@ -80,12 +82,14 @@ INTEGERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INTEGERS)
 def test_arguments_that_are_negative_integers(name):
     numbers = (-3, -2, -7, -5, 3, 4)
     same_in_turn(INTEGERS[name], [(z(30), k) for k in numbers])
 
 
+@pytest.mark.slow
 def test_products_of_sizes_in_a_gradient():
     """The backward is given the product alone, and tensors that show neither factor."""
 

@@ -44,6 +44,7 @@ def test_each_instance_and_each_state_gives_its_own_results():
             torch.testing.assert_close(run(models[0], x), models[0](x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_another_batch_size():
     model = make(3)
     compiled = weft.compile(model, options=OPTIONS)

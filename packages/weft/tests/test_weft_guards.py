@@ -207,6 +207,7 @@ def test_backends_made_anew_do_not_pile_up():
     assert sum(ref() is not None for ref in backends) <= 8
 
 
+@pytest.mark.slow
 def test_functions_and_their_code_take_what_was_compiled_along():
     body = "\n    for _ in range(3):\n        x = x + 1\n        print(end='')\n    return x"
     source = "def function(x):" + body
@@ -477,6 +478,7 @@ def graphs_in_a_new_process(tmp_path, sizes, on=True):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_next_process_compiles_what_varies_dynamic_at_once(tmp_path):
     assert graphs_in_a_new_process(tmp_path, [4, 5, 6]) == 4
     assert graphs_in_a_new_process(tmp_path, [7, 8, 9]) == 2

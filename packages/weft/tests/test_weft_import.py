@@ -6,6 +6,7 @@ import sys
 import weft
 
 
+@pytest.mark.slow
 def test_import_loads_no_stage():
     code = (
         "import torch, sys; before = set(sys.modules); import weft; "

@@ -31,6 +31,7 @@ def train(layers, function, *args):
     return out, [one.stride() for one in tensors], grads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "codegen"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_like_eager(kind, backend):

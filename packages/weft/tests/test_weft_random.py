@@ -17,6 +17,7 @@ def _step(function, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out.detach(), x.grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_gradients_have_the_forwards_mask(dynamic: bool | None) -> None:
     weft.reset()
@@ -31,6 +32,7 @@ def test_gradients_have_the_forwards_mask(dynamic: bool | None) -> None:
         assert 0.5 < (grad != 0).float().mean() < 0.7
 
 
+@pytest.mark.slow
 def test_two_layers_of_dropout_in_a_model() -> None:
     weft.reset()
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ def run(model, x, hidden=None):
     return [out, h, c, *grads]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_lstm_is_eagers(kind):
@@ -51,6 +52,7 @@ def test_an_lstm_of_many_steps_is_one_graph():
     torch.testing.assert_close(run(compiled, x), run(model, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
 def test_other_networks_of_many_steps_run_as_they_are(kind):
     model = kind(4, 4, batch_first=True)

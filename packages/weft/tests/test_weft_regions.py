@@ -86,6 +86,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_training_equals_eager_and_like_calls_are_compiled_once(name, backend):
     compare(MODELS[name](), [torch.randn(4, 8) for _ in range(3)], backend, fullgraph=True)
@@ -93,6 +94,7 @@ def test_training_equals_eager_and_like_calls_are_compiled_once(name, backend):
     assert weft.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_code_and_backward_are_made_once():
     graphs = {}
     for count in (3, 9):
@@ -104,6 +106,7 @@ def test_code_and_backward_are_made_once():
     assert graphs[3] == graphs[9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_inference(mode, backend):
     model = Net(*blocks(4, lambda: nn.BatchNorm1d(16))).eval()
@@ -115,6 +118,7 @@ def test_inference(mode, backend):
     assert counted() == (4, 1)
 
 
+@pytest.mark.slow
 def test_dynamic_batches_and_a_recompile(backend):
     compare(model := Net(*blocks(4)), [torch.randn(n, 8) for n in (4, 6, 5, 7)], backend)
     assert weft.counters["stats"]["unique_graphs"] == 2
@@ -267,6 +271,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_equal_eager(name, backend):
     program, *expected = PROGRAMS[name]
@@ -275,6 +280,7 @@ def test_programs_equal_eager(name, backend):
     assert counted() == tuple(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="has no such argument")
 def test_no_more_kinds_than_asked_for(backend):
     limited = region(lambda x, n: x.sin() * n, max_reuse_entries=2)
@@ -296,6 +302,7 @@ def test_tensors_in_one_memory_stay_in_one_graph(backend):
     assert counted() == (0, 0)
 
 
+@pytest.mark.slow
 def test_second_derivatives(backend):
     x = torch.randn(4, 4, dtype=torch.double, requires_grad=True)
     w = torch.randn(4, dtype=torch.double, requires_grad=True)
@@ -307,6 +314,7 @@ def test_second_derivatives(backend):
     assert counted() == (4, 2)
 
 
+@pytest.mark.slow
 def test_compiled_autograd_takes_pieces(backend):
     with weft.config.patch(compiled_autograd=True):
         compare(Net(*blocks(3)), [torch.randn(4, 8) for _ in range(3)], backend)

@@ -52,6 +52,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_made_of_sizes_are_in_generated_code(name, monkeypatch):
     """As factors and, if whole, as sizes; with gradients on odd sizes."""
@@ -325,6 +326,7 @@ def outcome(function, a, b, c, d, n):
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(steps, min_size=1, max_size=5),
