@@ -75,8 +75,10 @@ def plain(value, seen=None):
         return kind
     if value is None or isinstance(value, type | torch.dtype | torch.Size):
         return (kind, repr(value))
-    if type(value) in (bool, int, complex, bytes):
+    if type(value) in (bool, int, bytes):
         return (kind, value)
+    if type(value) is complex:  # NaN does not equal itself
+        return (kind, repr(value))
     if type(value) is float:
         return (kind, "nan" if value != value else value)
     if type(value) is str:

@@ -59,6 +59,14 @@ class Tuple(tuple):
     pass
 
 
+class Three(int):
+    pass
+
+
+class List(list):
+    pass
+
+
 class Reflected:
     def __radd__(self, other):
         return "radd", other
@@ -224,6 +232,10 @@ PROGRAMS = [
     lambda: slice(1, 2) < (1, 2),
     lambda: int | Plain(),
     lambda: PLAIN % collections.Counter("ab"),
+    lambda: PLAIN % [1],
+    lambda: operator.imul(Three(3), [1]),
+    lambda: operator.iadd(List([]), Reflected()),
+    lambda: (1,) + X.size(),
 ]
 
 

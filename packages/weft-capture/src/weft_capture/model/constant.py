@@ -111,8 +111,7 @@ class Constant(Value):
 
     def declines(self, name: str, argument: Value) -> bool:
         if isinstance(self.value, str | bytes):
-            repeats = name in ("__mul__", "__rmul__")
-            return repeats and not hasattr(argument.python_type(), "__index__")
+            return _declines_count(name, argument)
         if not _is_builtin(self.value):
             return False
         base = getattr(argument, "base", None)  # the base of an instance
@@ -170,12 +169,21 @@ class Constant(Value):
         return tx.iterator_over(self)
 
 
+def _declines_count(name: str, argument: Value) -> bool:
+    """Say whether a text cannot be repeated so often (CPython: sequence_repeat)."""
+    return name in ("__mul__", "__rmul__") and not hasattr(argument.python_type(), "__index__")
+
+
 def _is_builtin(obj: object) -> bool:
     return type(obj).__module__ == "builtins"
 
 
 class Varying(Value):
     """Immutable data known only at run time; where capture needs the value, a guard fixes it."""
+
+    def declines(self, name: str, argument: Value) -> bool:
+        text = issubclass(self.python_type(), str | bytes)
+        return text and _declines_count(name, argument)
 
     def tp_richcompare(self, tx: Tracer, op: Operator, left: Value, right: Value) -> Value | None:
         return tx.compare_varying(op.function, left, right)

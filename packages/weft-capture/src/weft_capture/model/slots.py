@@ -108,9 +108,12 @@ def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: boo
             attempts.reverse()
     if inplace:
         # A sequence's sq_inplace_concat and sq_inplace_repeat come after the other's number slots.
-        late = is_sequence(left) and isinstance(right, InstanceValue) and not is_sequence(right)
-        reflected_first = [attempts.pop()] if late and len(attempts) > 1 else []
+        late = isinstance(left, SequenceValue) and isinstance(right, InstanceValue)
+        reflected_first = [attempts.pop()] if late and not is_sequence(right) else []
         attempts = [*reflected_first, (left, f"__i{op.name}__", right), *attempts]
+        # A class of the program has sequence slots, so PyNumber_InPlaceMultiply asks no other.
+        if op.symbol == "*" and is_sequence(right) and operand_types[0].__flags__ & _HEAP_TYPE:
+            attempts = [attempt for attempt in attempts if attempt[0] is left]
     for receiver, name, argument in attempts:
         result = _attempt(tx, receiver, name, argument)
         if result is not None:
@@ -122,6 +125,9 @@ def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: boo
     symbol = "** or pow()" if symbol == "**" else symbol
     names = f"'{type_name(operand_types[0])}' and '{type_name(operand_types[1])}'"
     tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 def is_sequence(value: Value) -> bool:

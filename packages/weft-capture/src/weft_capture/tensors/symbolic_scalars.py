@@ -360,11 +360,11 @@ def unary(tx: Tracer, function: Callable[[Any], Any], value: SymFloatValue) -> V
     if value.source is None:
         in_graph = getattr(torch, function.__name__, None)
         if in_graph is None:
-            return constant(function(value.as_constant()))
+            return constant(real_call(tx, function, value.as_constant()))
         return computed(tx, tx.graph.emit_plain("call_function", in_graph, operands(value), {}))
     if is_runtime(value) and function not in _SAFE:
-        return constant(function(value.as_constant()))
-    return sym_float(tx, CallSource(function, (value.source,)), function(value.hint))
+        return constant(real_call(tx, function, value.as_constant()))
+    return sym_float(tx, CallSource(function, (value.source,)), real_call(tx, function, value.hint))
 
 
 def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right: Value) -> Value:

@@ -268,6 +268,15 @@ def _add(tx: Tracer, self: SequenceValue, other: Value) -> Value:
     return self.with_items(items) if sized or isinstance(self, ListValue) else TupleValue(items)
 
 
+@method(SizeValue, "__radd__")
+def _size_radd(tx: Tracer, self: SizeValue, other: Value) -> Value:
+    if not isinstance(other, TupleValue):
+        return NOT_IMPLEMENTED
+    if not all(map(_is_number, other.items)):
+        raise Break("builtin-error", "a torch.Size of other objects than ints")
+    return SizeValue([*other.items, *self.items])
+
+
 def _is_number(item: Value) -> bool:
     return issubclass(item.python_type(), int | float)
 

@@ -179,7 +179,10 @@ def format_argument(tx: Tracer, value: Value) -> Any:
 
 def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     """Evaluate `text % right`."""
-    plain = without_class(right)
+    plain, operand_type = without_class(right), right.python_type()
+    if "%" not in text and hasattr(operand_type, "__getitem__"):
+        if not issubclass(operand_type, tuple | str):  # any other one may be a mapping
+            return constant(text)
     operands = plain.unpack(tx) if isinstance(plain, TupleValue) else [right]
     if not isinstance(plain, DictValue) and any(isinstance(tx.force(p), HOLES) for p in operands):
         if "c" in (conversion[-1] for conversion in _PLACES.findall(text)):
