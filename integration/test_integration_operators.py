@@ -125,3 +125,9 @@ def test_bits_of_floats_raise_what_the_operator_raises(program):
     for n in (3, 5):
         with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
             compiled(torch.ones(4), n)
+
+
+def test_isin_finds_numbers_beside_nan():
+    x = torch.cat([torch.linspace(-3, 3, 15), torch.tensor([torch.nan])])[torch.randperm(16)]
+    for test in (x, x[:3], torch.cat([x, x * 2, x * 3])):
+        assert weft.compile(torch.isin)(x, test).equal(torch.isin(x, test))

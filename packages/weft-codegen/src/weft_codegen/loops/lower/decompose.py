@@ -24,6 +24,7 @@ _KEEP = [
     "_scaled_dot_product_flash_attention_for_cpu",
     "bernoulli",
     "block_diag",  # its decomposition promotes tensors of no dimensions as others
+    "isin",  # its decomposition searches, and finds nothing beside NaN
     "max_unpool2d",
     "max_unpool3d",
     "multilabel_margin_loss_forward",  # its decomposition counts what comes after a -1
