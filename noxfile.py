@@ -140,6 +140,7 @@ def lint(session: nox.Session) -> None:
     """Check style (ruff), import contracts (import-linter) and the rules of layout."""
     session.install("ruff==0.17.5", "import-linter==2.16")
     session.run("ruff", "check", "packages", *OTHER_CODE)
+    session.run("ruff", "format", "--check", "--exclude", "*.md", "packages", *OTHER_CODE)
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": os.pathsep.join(SOURCES)})
     session.run("python", "integration/check_layout.py")
 

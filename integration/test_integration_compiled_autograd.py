@@ -383,7 +383,7 @@ class BreaksInside(torch.autograd.Function):
         return grad * y, grad * x, None, None
 
 
-@pytest.mark.parametrize("function, breaks", [(Scale, 0), (BreaksInside, 1)])
+@pytest.mark.parametrize(("function", "breaks"), [(Scale, 0), (BreaksInside, 1)])
 def test_the_setting_takes_an_autograd_function_into_the_graph(function, breaks):
     log = []
     for factor in (2.0, 2.0, 5.0, 2.0):

@@ -209,7 +209,7 @@ run(f, (torch.ones(2, 4),))
 
 
 @pytest.mark.parametrize(
-    "old, new",
+    ("old", "new"),
     [
         ("return x * SCALE", "return x * SCALE + 1"),
         ("SCALE = 3", "SCALE = 4"),
@@ -292,7 +292,7 @@ def test_without_a_cache_folder_everything_is_captured(programs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lines, reason",
+    ("lines", "reason"),
     [
         (
             "return x + (hash('a') % 7)",

@@ -367,7 +367,7 @@ def _both(x, a, b):
 
 
 @pytest.mark.parametrize(
-    "function, make",
+    ("function", "make"),
     [
         (_appends, list),
         (_sets, dict),

@@ -14,10 +14,12 @@ from weft_codegen.loops.program import Kernel, Param, Store
 
 INTEGER_ONLY = {"and", "or", "xor", "shl", "shr", "not"}
 # Rounded once or not at all: equal to eager's results.
-EXACT = set("""
+EXACT = set(
+    """
     add sub mul product div neg abs maximum minimum truncdiv floordiv remainder fmod
     eq ne lt le gt ge isnan isinf signbit where floor ceil trunc round copysign philox
-""".split())
+""".split()
+)
 # At most two representable numbers away from the exact result (test_kernels_accuracy.py).
 ROUNDED = """
     sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh

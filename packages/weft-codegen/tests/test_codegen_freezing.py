@@ -103,7 +103,7 @@ class Linears(nn.Module):
         return self.second(F.gelu(self.first(x))) @ self.third
 
 
-@pytest.mark.parametrize("least, packed", [(0, 3), (1 << 30, 0)])
+@pytest.mark.parametrize(("least", "packed"), [(0, 3), (1 << 30, 0)])
 def test_weights_of_large_products_are_packed(least, packed, monkeypatch):
     monkeypatch.setattr("weft_codegen.folding._LEAST", least)
     model, x = Linears(), torch.randn(2, 9, 48)

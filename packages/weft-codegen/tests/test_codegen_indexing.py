@@ -126,7 +126,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("fn, index, kind", BAD)
+@pytest.mark.parametrize(("fn", "index", "kind"), BAD)
 def test_bad_indices_raise_eagers_exception(fn, index, kind):
     program = program_of(fn, W, index)
     with pytest.raises(kind) as eager:

@@ -38,7 +38,9 @@ def test_unary(name):
 @pytest.mark.parametrize(
     "name", "add sub mul div maximum minimum atan2 eq lt ge logical_and".split()
 )
-@pytest.mark.parametrize("left, right", [(X, Y), (X, B), (INT, Y), (INT, INT + 1), (X > 0, Y > 0)])
+@pytest.mark.parametrize(
+    ("left", "right"), [(X, Y), (X, B), (INT, Y), (INT, INT + 1), (X > 0, Y > 0)]
+)
 def test_binary_promotes_and_broadcasts(name, left, right):
     if left.dtype is torch.bool and name in ("sub", "div", "atan2"):
         pytest.skip("not defined for bool")

@@ -36,8 +36,10 @@ def test_pools_in_c():
     check(lambda x: POOLS[1](x), NAN, native=True)
 
 
-@pytest.mark.parametrize("size, stride, padding", [(2, 2, 0), (3, 2, 1), (3, 1, 0), (2, 3, 0)])
-@pytest.mark.parametrize("ceil, counted", [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 0), (2, 3, 0)]
+)
+@pytest.mark.parametrize(("ceil", "counted"), [(False, True), (True, False)])
 def test_average_backward(size, stride, padding, ceil, counted):
     out = F.avg_pool2d(X, size, stride, padding, ceil, counted)
     arguments = ([size] * 2, [stride] * 2, [padding] * 2, ceil, counted, None)

@@ -12,7 +12,7 @@ X = torch.randn(5, 6, 4, 5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dim, size, step", [(1, 3, 1), (0, 2, 2), (3, 2, 1), (2, 4, 3)])
+@pytest.mark.parametrize(("dim", "size", "step"), [(1, 3, 1), (0, 2, 2), (3, 2, 1), (2, 4, 3)])
 def test_copies_of_windows_keep_their_layout_with_symbolic_sizes(dim, size, step):
     def fn(x):
         return [x.unfold(dim, size, step).clone()]
@@ -78,7 +78,7 @@ def _cross_entropy(x, y):
 
 @pytest.mark.parametrize("function", [_batch_norm, _huber, _cross_entropy, torch.cdist])
 @pytest.mark.parametrize(
-    "first, second",
+    ("first", "second"),
     [
         (lambda x: x.t(), lambda y: y.t()),
         (lambda x: x[:, :1].expand(-1, 3), lambda y: y.t().contiguous().t()),

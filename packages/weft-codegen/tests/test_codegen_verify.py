@@ -26,7 +26,7 @@ def test_a_good_kernel_passes():
 
 
 @pytest.mark.parametrize(
-    "kernel, rule",
+    ("kernel", "rule"),
     [
         (broken((Store("a1", ROW, VALUE),)), "not bound"),
         (broken((Store("a2", ZERO, constant(0, F32)),)), "unknown a2"),

@@ -206,7 +206,7 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         compile_program(softmax_program(8, 16))
 
 
-@pytest.mark.parametrize("name, own", [("gcc", True), ("clang", False)])
+@pytest.mark.parametrize(("name", "own"), [("gcc", True), ("clang", False)])
 def test_flags_of_gccs_own_go_to_gcc_only(
     name: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

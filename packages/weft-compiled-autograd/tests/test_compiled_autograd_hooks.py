@@ -217,7 +217,7 @@ def test_10_a_hook_that_raises_leaves_everything_usable():
 
 
 @pytest.mark.parametrize(
-    "hook, text",
+    ("hook", "text"),
     [(lambda g: g[:1], "size"), (lambda g: g.double(), "type"), (lambda g: 3, "Variable")],
 )
 def test_11_results_that_the_engine_refuses(hook, text):

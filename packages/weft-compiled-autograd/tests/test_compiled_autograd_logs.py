@@ -251,7 +251,7 @@ def undefined(x):
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Sparse CSR", "ignore:.*quantize")
 @pytest.mark.parametrize(
-    "program, reason",
+    ("program", "reason"),
     [
         (second_order, "it runs on the eager engine: create_graph=True"),
         (nested, "it runs on the eager engine: a backward inside a compiled backward"),

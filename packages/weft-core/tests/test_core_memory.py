@@ -29,7 +29,7 @@ def test_random_views():
 
 
 @pytest.mark.parametrize(
-    "split, apart",
+    ("split", "apart"),
     [
         (lambda x: (x[:, :4], x[:, 4:]), True),
         (lambda x: (x[:, :4].t(), x[:, 5]), True),

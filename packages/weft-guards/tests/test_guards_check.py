@@ -152,7 +152,7 @@ def test_every_kind_is_tested():
     assert {row[0] for row in TABLE} | relational == set(KINDS)
 
 
-@pytest.mark.parametrize("kind, one", [("ALIAS", True), ("DISTINCT", False)])
+@pytest.mark.parametrize(("kind", "one"), [("ALIAS", True), ("DISTINCT", False)])
 def test_alias(kind, one):
     def two(x, y):
         return x, y
@@ -167,7 +167,9 @@ def test_alias(kind, one):
     assert "object" in explain_miss(guards, two, (a, b if one else a))[0].new
 
 
-@pytest.mark.parametrize("shared, elements_apart", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("shared", "elements_apart"), [(False, False), (True, False), (True, True)]
+)
 def test_memory(shared, elements_apart):
     names = [f"x{i}" for i in range(5)]
     sources = tuple(map(LocalSource, names))

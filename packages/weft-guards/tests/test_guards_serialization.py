@@ -133,7 +133,9 @@ def test_other_code_is_stale(monkeypatch):
         bind(saved, program, (x, thing))
 
 
-@pytest.mark.parametrize("name, value", [("absent", 1), ("size", 4), ("method", property(plain))])
+@pytest.mark.parametrize(
+    ("name", "value"), [("absent", 1), ("size", 4), ("method", property(plain))]
+)
 def test_another_class_member_is_stale(monkeypatch, name, value):
     x, thing = torch.ones(2, 3), Thing()
     saved = sent(guards_of(x, thing))

@@ -35,7 +35,7 @@ ROWS = [(name, value) for name, values in BAD.items() for value in (*values, Odd
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name, value", ROWS, ids=lambda part: repr(part)[:20])
+@pytest.mark.parametrize(("name", "value"), ROWS, ids=lambda part: repr(part)[:20])
 @pytest.mark.parametrize("decorates", [False, True])
 def test_a_wrong_argument_of_compile(name, value, decorates):
     with pytest.raises(weft.WeftError, match="takes|no option") as caught:

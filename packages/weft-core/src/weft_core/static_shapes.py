@@ -90,7 +90,7 @@ class LazySympy:
         """Stands for sympy.Basic, of which there are no objects before sympy is loaded."""
 
     @property
-    def Basic(self) -> type:
+    def Basic(self) -> type:  # noqa: N802
         """The class of all expressions."""
         return sys.modules["sympy"].Basic if "sympy" in sys.modules else self._NoExpression
 
@@ -102,7 +102,7 @@ class LazySympyFunctions:
     """What `from torch.utils._sympy.functions import Max` gives there."""
 
     @staticmethod
-    def Max(*args: Any) -> Any:
+    def Max(*args: Any) -> Any:  # noqa: N802
         """torch's symbolic maximum."""
         return importlib.import_module("torch.utils._sympy.functions").Max(*args)
 

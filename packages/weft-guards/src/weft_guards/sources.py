@@ -302,12 +302,12 @@ class ItemSource(Source):
         _item(builder, self.key)
 
 
-def InstanceAttrSource(base: Source, name: str) -> ItemSource:
+def InstanceAttrSource(base: Source, name: str) -> ItemSource:  # noqa: N802
     """Return the source of an instance attribute that runs no user code: an item of its dict."""
     return ItemSource(DictSource(base), name)
 
 
-def DictKeySource(base: Source, index: int) -> ItemSource:
+def DictKeySource(base: Source, index: int) -> ItemSource:  # noqa: N802
     """Return the source of the i-th key of a dict, in the dict's own order."""
     return ItemSource(CallSource(list, (base,)), index)
 

@@ -62,7 +62,7 @@ def _set(stance: Stance | None) -> Stance | None:
     return before
 
 
-class set_stance(ContextDecorator):
+class set_stance(ContextDecorator):  # noqa: N801
     """Set the stance: for good when called, for a `with` block, or for a decorated function.
 
     Args:
