@@ -98,23 +98,7 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
 
 def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool = False) -> Value:
     """Try the special methods of both operands (CPython: binary_op1, SLOT1BINFULL)."""
-    attempts = [(left, f"__{op.name}__", right), (right, f"__{op.reflected}__", left)]
-    operand_types = left.python_type(), right.python_type()
-    if operand_types[0] is operand_types[1]:
-        attempts.pop()
-    elif operand_types[0] in operand_types[1].__mro__:
-        reflected = [getattr(o, f"__{op.reflected}__", None) for o in operand_types]
-        if reflected[0] != reflected[1]:
-            attempts.reverse()
-    if inplace:
-        # A sequence's sq_inplace_concat and sq_inplace_repeat come after the other's number slots.
-        late = isinstance(left, SequenceValue) and isinstance(right, InstanceValue)
-        reflected_first = [attempts.pop()] if late and not is_sequence(right) else []
-        attempts = [*reflected_first, (left, f"__i{op.name}__", right), *attempts]
-        # A class of the program has sequence slots, so PyNumber_InPlaceMultiply asks no other.
-        if op.symbol == "*" and is_sequence(right) and operand_types[0].__flags__ & _HEAP_TYPE:
-            attempts = [attempt for attempt in attempts if attempt[0] is left]
-    for receiver, name, argument in attempts:
+    for receiver, name, argument in _attempts(op, left, right, inplace):
         result = _attempt(tx, receiver, name, argument)
         if result is not None:
             return result
@@ -123,8 +107,35 @@ def by_methods(tx: Tracer, op: Operator, left: Value, right: Value, inplace: boo
     if any(map(is_sequence, operands)):
         raise Break("builtin-error", f"{symbol} of sequences, whose error differs")
     symbol = "** or pow()" if symbol == "**" else symbol
-    names = f"'{type_name(operand_types[0])}' and '{type_name(operand_types[1])}'"
+    names = f"'{type_name(left.python_type())}' and '{type_name(right.python_type())}'"
     tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
+
+
+Attempt = tuple[Value, str, Value]
+"""The operand that is asked, its special method, and the other operand."""
+
+
+def _attempts(op: Operator, left: Value, right: Value, inplace: bool) -> list[Attempt]:
+    """Return the calls that an operator tries, in CPython's order."""
+    attempts = [(left, f"__{op.name}__", right), (right, f"__{op.reflected}__", left)]
+    left_type, right_type = left.python_type(), right.python_type()
+    if left_type is right_type:
+        attempts.pop()
+    elif left_type in right_type.__mro__:
+        reflected = [getattr(cls, f"__{op.reflected}__", None) for cls in (left_type, right_type)]
+        if reflected[0] != reflected[1]:
+            attempts.reverse()
+    if not inplace:
+        return attempts
+    in_place = (left, f"__i{op.name}__", right)
+    if isinstance(left, SequenceValue) and isinstance(right, InstanceValue):
+        if not is_sequence(right):
+            # sq_inplace_concat and sq_inplace_repeat come after the other's number slots.
+            return [attempts[1], in_place, attempts[0]]
+    # A class of the program has sequence slots, so PyNumber_InPlaceMultiply asks no other.
+    if op.symbol == "*" and is_sequence(right) and left_type.__flags__ & _HEAP_TYPE:
+        attempts = [attempt for attempt in attempts if attempt[0] is left]
+    return [in_place, *attempts]
 
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
