@@ -170,6 +170,8 @@ def _sort_key(tx: Tracer, key: Value) -> Any:
 def _extremum(
     function: Any, tx: Tracer, /, *args: Value, key: Value = NONE, default: Value | None = None
 ) -> Value:
+    if key is NONE and default is None and len(args) == 1 and isinstance(args[0], RangeValue):
+        return fold(tx, function, [*args], {})
     assert args  # without arguments the real function raises
     items: Iterable[Value] = steps(tx, args[0], hinted=False) if len(args) < 2 else args
     left, head = iter(items), list[Value]()
@@ -191,6 +193,8 @@ def _extremum(
 
 @rule(sum)
 def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
+    if isinstance(items, RangeValue) and isinstance(start, Constant):
+        return fold(tx, sum, [items, start], {})
     if issubclass(start.python_type(), str | bytes | bytearray):
         raise Break("builtin-error", "sum of strings")
     numbers, left, exact = [start], stepped(tx, items), (int, float)
