@@ -53,9 +53,8 @@ from weft_capture.torch_compat import BATCHED_GRADIENTS
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _lock = threading.RLock()
-_busy = (
-    threading.local()
-)  # set while a thread captures; the functions that capture calls run eagerly
+# Set while a thread captures; the functions that capture calls run eagerly.
+_busy = threading.local()
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()
 _SHARED = 8  # requests of one code object whose graphs are kept
 
@@ -90,9 +89,8 @@ class Capture:
         self.breaks: list[BreakRecord] = []
         self.logs: _ByCode[CodeLog] = WeakIdKeyDictionary()
         self._graphs: list[weakref.ref[GraphModule]] = []
-        self._others: dict[
-            Backend, Capture
-        ] = {}  # captures of the same function for other backends
+        # Captures of the same function for other backends.
+        self._others: dict[Backend, Capture] = {}
         self._kept: _ByCode[CaptureCache] = WeakIdKeyDictionary()
         weakref.finalize(self, _forget, self._codes).atexit = False
         _all.add(self)

@@ -159,7 +159,7 @@ def plain_object(tx: Tracer, cls: type) -> Value:
     return UserObject(cls)
 
 
-_UNITED = (type, types.NoneType, types.GenericAlias, types.UnionType)
+_UNION_MEMBERS = (type, types.NoneType, types.GenericAlias, types.UnionType)
 
 
 class ClassValue(ObjectConstant):
@@ -182,8 +182,8 @@ class ClassValue(ObjectConstant):
         return bound.tp_call(tx, args, kwargs)
 
     def declines(self, name: str, argument: Value) -> bool:
-        unites = argument.is_constant() and isinstance(argument.as_constant(), _UNITED)
-        return name in ("__or__", "__ror__") and not unites  # CPython: _Py_union_type_or
+        in_union = argument.is_constant() and isinstance(argument.as_constant(), _UNION_MEMBERS)
+        return name in ("__or__", "__ror__") and not in_union  # CPython: _Py_union_type_or
 
     def nb_bool(self, tx: Tracer) -> bool:
         for name in ("__bool__", "__len__"):

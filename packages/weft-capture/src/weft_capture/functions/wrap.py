@@ -39,7 +39,14 @@ from weft_capture.functions.language.cached_functions import CachedFunction
 from weft_capture.functions.table import find, is_leaf, is_pure
 from weft_capture.functions.torch.interception import OverridingTensor, has_handler
 from weft_capture.model.attributes import check_hashes, lookup, metadata_of
-from weft_capture.model.constant import NONE, Constant, is_constant_object, plain_scalar, sourced
+from weft_capture.model.constant import (
+    NONE,
+    Constant,
+    fits_graph,
+    is_constant_object,
+    plain_scalar,
+    sourced,
+)
 from weft_capture.model.containers import (
     ListValue,
     RangeValue,
@@ -155,7 +162,7 @@ def _items(tx: Tracer, obj: Iterable[Any], source: Source) -> list[Value]:
 
 
 def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
-    if type(obj) is int and obj.bit_length() < 63 and not isinstance(source, ConstSource):
+    if type(obj) is int and fits_graph(obj) and not isinstance(source, ConstSource):
         symbolic = tx.dynamic_int(obj, source)
         if symbolic is not None:
             return symbolic

@@ -60,6 +60,11 @@ def is_constant_object(obj: object) -> bool:
     return cls in CONSTANT_TYPES or issubclass(cls, enum.Enum) or cls.__module__ == PLACEMENTS
 
 
+def fits_graph(number: int) -> bool:
+    """Say whether the graph, whose ints have 64 bits, holds an int."""
+    return number.bit_length() < 63
+
+
 def is_shared(obj: object) -> bool:
     """Say whether all equal objects are one object."""
     if type(obj) in (int, bool):
@@ -170,7 +175,7 @@ class Constant(Value):
 
 
 def _declines_count(name: str, argument: Value) -> bool:
-    """Say whether a text cannot be repeated so often (CPython: sequence_repeat)."""
+    """Say whether repeating a str or bytes returns NotImplemented (CPython: sequence_repeat)."""
     return name in ("__mul__", "__rmul__") and not hasattr(argument.python_type(), "__index__")
 
 

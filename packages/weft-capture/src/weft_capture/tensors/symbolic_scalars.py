@@ -26,6 +26,7 @@ from weft_capture.model.constant import (
     Constant,
     Varying,
     constant,
+    fits_graph,
     plain_scalar,
     real_call,
 )
@@ -292,7 +293,7 @@ def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> 
     if may_vary(number):
         return sym_float(tx, source, number)
     result: Value | None = tx.graph.floats.get(source)
-    if result is None and number.bit_length() < 63:  # the graph's ints have 64 bits
+    if result is None and fits_graph(number):
         result = tx.graph.symint_input(number, source)
     if result is None:  # 0 and 1 are constants, too
         tx.guard_constant(source, number)

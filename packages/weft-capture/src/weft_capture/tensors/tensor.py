@@ -20,7 +20,7 @@ from weft_guards.sources import AttrSource, CallSource, Source
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.attributes import bind, lookup
-from weft_capture.model.constant import Constant, Varying, constant, is_stable
+from weft_capture.model.constant import Constant, Varying, constant, fits_graph, is_stable
 from weft_capture.model.protocol import (
     Handler,
     InstanceValue,
@@ -152,7 +152,7 @@ def _is_node(left: Value, right: Value) -> bool:
 
 def _is_number(value: Value) -> bool:
     if isinstance(value, Constant) and isinstance(value.value, int):
-        return value.value.bit_length() < 63  # the graph's ints have 64 bits
+        return fits_graph(value.value)
     return isinstance(value, Constant) and isinstance(value.value, (float, complex))
 
 

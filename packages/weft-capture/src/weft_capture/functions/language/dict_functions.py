@@ -180,7 +180,7 @@ def _view_len(tx: Tracer, self: DictView) -> Value:
     return length(tx, self.owner)
 
 
-_SET_OPERATORS = {f"__{op.name}__": op for op in map(BINARY.get, "&|-^") if op}
+_SET_OPERATORS = {f"__{op.name}__": op for op in (BINARY[symbol] for symbol in "&|-^")}
 _SET_OPERATORS |= {f"__{op.reflected}__": op for op in [*_SET_OPERATORS.values()]}
 
 

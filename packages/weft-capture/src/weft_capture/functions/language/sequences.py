@@ -292,8 +292,8 @@ def _mul(name: str, tx: Tracer, self: SequenceValue, count: Value) -> Value:
     if not hasattr(count.python_type(), "__index__"):
         # The error of two sequences names the type of the right one.
         data = isinstance(count, Constant | Varying)
-        named = data and (name == "__mul__" or not is_sequence(count))
-        return fold(tx, operator.mul, [self, count], {}) if named else NOT_IMPLEMENTED
+        own_error = data and (name == "__mul__" or not is_sequence(count))
+        return fold(tx, operator.mul, [self, count], {}) if own_error else NOT_IMPLEMENTED
     times = count.as_constant()
     if times == 1 and type(self) is TupleValue:
         return self
