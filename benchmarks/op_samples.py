@@ -14,7 +14,7 @@ from weft_aot import JointGraph, trace_joint
 from weft_codegen.compile import make_program
 from weft_codegen.config import settings
 from weft_codegen.kernels import compile_program
-from weft_codegen.kernels.triton.values import NoTritonForm
+from weft_codegen.kernels.triton.triton_expr import NoTritonForm
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering
@@ -145,7 +145,7 @@ def _run(
 
 def _compiled(program: Program) -> Callable[..., list[Any]]:
     if any(buffer.device.type == "cuda" for buffer in program.buffers.values()):
-        from weft_codegen.kernels.triton.load import compile_program as on_gpu  # noqa: PLC0415
+        from weft_codegen.kernels.triton.launch import compile_program as on_gpu  # noqa: PLC0415
 
         return on_gpu(program)
     return compile_program(program)

@@ -34,11 +34,8 @@ VERSIONS = {
     "torch_compat": r"torch\.(__version__|version\b)|\b(has|get)attr\((torch|aten)[\w.]*, \"",
     "python_compat": r"\bsys\.(version_info|hexversion)|\bPY3\d\d\b|PY_VERSION_HEX",
 }
-# Of capture, where each instruction is that of a version; and where versions are only printed, or
-# part of a key.
-ANY_VERSION = re.compile(
-    r"weft_capture/bytecode/|weft/__main__|weft_codegen/(tune|measure|graph_cache|kernels/load)\.py"
-)
+# Of capture, where each instruction is that of a version; and where versions are only printed.
+ANY_VERSION = re.compile(r"weft_capture/bytecode/|weft/__main__")
 # Other libraries than torch are known to one folder of capture.
 LIBRARIES = re.compile(
     r"(import |from |[\"'])"
@@ -49,7 +46,6 @@ NAMES_LIBRARIES = {"libraries", "breaks.py"}  # codes of breaks are for users
 STAGES = {"weft_capture", "weft_aot", "weft_compiled_autograd", "weft_codegen"}
 DEEP = {"weft_codegen.kernels.toolchain"}
 SOURCES = {".py", ".c", ".h"}
-SAME_NAMES = {f"weft-codegen/{name}.py" for name in ("build", "host", "load", "values")}
 # Installed with torch, which is what they are used for.
 WITH_TORCH = {"sympy"}
 
@@ -213,7 +209,7 @@ def check_names(package: Path) -> Iterator[str]:
     paths = package.glob("src/**/*.*")
     names = Counter(p.name for p in paths if p.suffix in SOURCES and p.stem[:2] != "__")
     for name, count in names.items():
-        if count > 1 and f"{package.name}/{name}" not in SAME_NAMES:
+        if count > 1:
             yield f"{package.name}: {count} files are called {name}"
 
 

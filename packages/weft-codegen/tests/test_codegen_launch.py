@@ -18,7 +18,7 @@ from weft_codegen.kernels.build import Sources, build
 from weft_codegen.kernels.load import CompiledGraph, describe
 from weft_codegen.kernels.toolchain import find
 from weft_codegen.kernels.triton.emit import emit
-from weft_codegen.kernels.triton.host import GpuHostWriter
+from weft_codegen.kernels.triton.gpu_host import GpuHostWriter
 from weft_codegen.loops import interpret
 from weft_codegen.loops.expr import apply, load
 from weft_codegen.loops.index import axis, size

@@ -27,7 +27,7 @@ from weft_codegen.loops.program import Launch
 CUBIN = """
 import sys; sys.path.insert(0, {here!r})
 from scalar_operands import kernel_of
-from weft_codegen.kernels.triton.build import SM90, compile_phase
+from weft_codegen.kernels.triton.jit import SM90, compile_phase
 from weft_codegen.kernels.triton.emit import emit
 for name in sys.argv[1:]:
     kernel = emit(kernel_of([name]))

@@ -22,8 +22,8 @@ from triton_programs import GRAPHS
 from weft_codegen.compile import make_program
 from weft_codegen.kernels.build import Sources, build
 from weft_codegen.kernels.triton.emit import NoTritonForm, emit
-from weft_codegen.kernels.triton.host import GpuHostWriter
-from weft_codegen.kernels.triton.load import compile_program
+from weft_codegen.kernels.triton.gpu_host import GpuHostWriter
+from weft_codegen.kernels.triton.launch import compile_program
 from weft_codegen.loops.program import Buffer, Input
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ import sys; sys.path.insert(0, {here!r})
 import torch
 from triton_kernels import CASES
 from weft_codegen.kernels.triton.emit import emit
-from weft_codegen.kernels.triton.load import launcher
+from weft_codegen.kernels.triton.launch import launcher
 torch.manual_seed(0)
 for name, case in CASES.items():
     *inputs, out = buffers = case.inputs()
@@ -50,7 +50,7 @@ _CUBIN = """
 import sys; sys.path.insert(0, {here!r})
 from triton_kernels import CASES
 from weft_codegen.kernels.triton.emit import emit
-from weft_codegen.kernels.triton.build import SM90, compile_phase
+from weft_codegen.kernels.triton.jit import SM90, compile_phase
 for name, case in CASES.items():
     kernel = emit(case.kernel)
     for phase in kernel.phases:
@@ -65,8 +65,8 @@ import sys; sys.path.insert(0, {here!r})
 import torch
 from triton_programs import GRAPHS, program
 from weft_codegen.kernels.triton.emit import emit
-from weft_codegen.kernels.triton.build import SM90, compile_phase
-from weft_codegen.kernels.triton.load import compile_program
+from weft_codegen.kernels.triton.jit import SM90, compile_phase
+from weft_codegen.kernels.triton.launch import compile_program
 for name in GRAPHS:
     prog, inputs, eager = program(name)
     assert prog.kernels, name

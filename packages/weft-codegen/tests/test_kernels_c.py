@@ -10,9 +10,9 @@ import torch
 from kernel_programs import buffer, program, softmax_program
 from weft_codegen import get_include
 from weft_codegen.kernels import compile_program
-from weft_codegen.kernels.externs import torch_library
 from weft_codegen.kernels.toolchain import find
 from weft_codegen.loops.program import BufferRef, Extern
+from weft_codegen.torch_compat import torch_library
 
 pytestmark = pytest.mark.cc
 SOURCE = Path(__file__).parent / "caller.c"

@@ -31,7 +31,7 @@ from weft_codegen.config import Options, settings
 from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import Frozen
 from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
-from weft_codegen.kernels.triton.values import NoTritonForm
+from weft_codegen.kernels.triton.triton_expr import NoTritonForm
 from weft_codegen.layout import in_channels_last
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
@@ -165,12 +165,12 @@ def _compile_elsewhere(program: Program, gm: fx.GraphModule) -> Compiled:
     if not program.kernels:
         return Eager(gm)
     try:
-        from weft_codegen.kernels.triton import load  # noqa: PLC0415  it may be missing
+        from weft_codegen.kernels.triton import launch  # noqa: PLC0415  it may be missing
     except ImportError:
         text = "Graphs on a GPU run eagerly until Triton is there: pip install triton"
         events.notify(text, eager=True)
         return Eager(gm)
-    compiled = load.compile_program(program)
+    compiled = launch.compile_program(program)
     _count(compiled.loadable)
     return compiled
 

@@ -25,6 +25,7 @@ from weft_codegen.kernels.load import Loadable
 from weft_codegen.kernels.toolchain import find as find_toolchain
 from weft_codegen.layout import has_onednn
 from weft_codegen.loops.lower.fxnodes import attribute
+from weft_codegen.torch_compat import VERSION
 
 _PLAIN = frozenset(
     (type(None), type(...), bool, int, float, complex, str, torch.dtype, torch.device)
@@ -56,7 +57,7 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
         _log.debug("not kept: %s", reason)
         return None
     chosen = repr(
-        (choices, _deciding(), torch.__version__, torch.get_default_dtype())
+        (choices, _deciding(), VERSION, torch.get_default_dtype())
         + (has_onednn(), torch.are_deterministic_algorithms_enabled())
     )
     # Another version of this package may lower the same graph otherwise.

@@ -22,6 +22,7 @@ from weft_core.cachedir import cache_dir, read_checked, try_write
 
 from weft_codegen.kernels import CompiledGraph
 from weft_codegen.loops.lower.fxnodes import is_pure
+from weft_codegen.torch_compat import VERSION
 
 Run = Callable[..., Any]
 
@@ -42,7 +43,7 @@ def measured(compiled: CompiledGraph, gm: fx.GraphModule) -> Run:
     if not (compiled.loadable.repeatable and _repeatable(gm)):
         return compiled
     eager = Eager(gm)
-    key = f"{compiled.path.stem}-{torch.get_num_threads()}-{torch.__version__}"
+    key = f"{compiled.path.stem}-{torch.get_num_threads()}-{VERSION}"
     path = cache_dir("verdicts") / hashlib.sha256(key.encode()).hexdigest()[:32]
     verdict = read_checked(path)
     if verdict is None:

@@ -19,6 +19,7 @@ from weft_codegen.kernels.toolchain import find as find_toolchain
 from weft_codegen.loops.printer import buffer_text
 from weft_codegen.loops.program import Buffer, BufferRef, Extern, Input, Program, refs
 from weft_codegen.loops.schedule import schedule
+from weft_codegen.torch_compat import VERSION
 
 _ROUNDS = 20
 _hints = events.logger("codegen", "perf_hints")
@@ -31,7 +32,7 @@ def loop_wins(item: Extern, buffers: dict[str, Buffer]) -> bool:
     assert result is not None
     layouts = (buffer_text(buffers[name]).split(": ", 1)[1] for name in names)
     what = f"{item.op}({', '.join(layouts)})"
-    parts = (what, find_toolchain().fingerprint, torch.__version__, str(torch.get_num_threads()))
+    parts = (what, find_toolchain().fingerprint, VERSION, str(torch.get_num_threads()))
     path = cache_dir("tuned") / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     verdict = read_checked(path)
     if verdict is None:

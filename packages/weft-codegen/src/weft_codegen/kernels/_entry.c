@@ -23,30 +23,23 @@ static struct {
     PyObject *no_autocast; /* disables autocast until its result is dropped */
 } torch;
 
+/* A converter of PyArg_ParseTuple: an address that Python has as an int. */
+static int
+as_pointer(PyObject *address, void *result)
+{
+    *(void **)result = PyLong_AsVoidPtr(address);
+    return !PyErr_Occurred();
+}
+
 static PyObject *
 configure(PyObject *module, PyObject *args)
 {
-    const char *torch_cpu, *torch_python;
     PyObject *classes, *is_plain, *no_autocast;
-    if (!PyArg_ParseTuple(args, "ssnO!OO", &torch_cpu, &torch_python, &torch.handle_offset,
+    if (!PyArg_ParseTuple(args, "O&O&O&O&nO!OO", as_pointer, &torch.wrap, as_pointer,
+                          &torch.new_tensor_handle, as_pointer, &torch.delete_tensor_object,
+                          as_pointer, &torch.autocast_is_enabled, &torch.handle_offset,
                           &PyTuple_Type, &classes, &is_plain, &no_autocast))
         return NULL;
-    void *cpu = dlopen(torch_cpu, RTLD_LAZY | RTLD_NOLOAD);
-    void *python = dlopen(torch_python, RTLD_LAZY | RTLD_NOLOAD);
-    if (!cpu || !python)
-        return PyErr_Format(PyExc_LookupError, "libtorch");
-    *(void **)&torch.new_tensor_handle = dlsym(cpu, "aoti_torch_new_tensor_handle");
-    *(void **)&torch.delete_tensor_object = dlsym(cpu, "aoti_torch_delete_tensor_object");
-    if (!torch.new_tensor_handle || !torch.delete_tensor_object)
-        return PyErr_Format(PyExc_LookupError, "aoti_torch_new_tensor_handle");
-    const char *autocast = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE";
-    *(void **)&torch.autocast_is_enabled = dlsym(cpu, autocast);
-    /* THPVariable_Wrap(const at::TensorBase &), and by value (the same call) before 2.12. */
-    *(void **)&torch.wrap = dlsym(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE");
-    if (!torch.wrap)
-        *(void **)&torch.wrap = dlsym(python, "_Z16THPVariable_WrapN2at10TensorBaseE");
-    if (!torch.wrap)
-        return PyErr_Format(PyExc_LookupError, "THPVariable_Wrap");
     Py_XSETREF(torch.classes, Py_NewRef(classes));
     Py_XSETREF(torch.is_plain, Py_NewRef(is_plain));
     Py_XSETREF(torch.no_autocast, Py_NewRef(no_autocast));
@@ -124,17 +117,18 @@ static PyObject *
 new_kernel(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     const char *driver;
-    PyObject *function, *owner;
+    void *function, *library;
+    PyObject *owner;
     int threads, shared, device;
-    if (!PyArg_ParseTuple(args, "sOiiiO", &driver, &function, &threads, &shared, &device, &owner))
+    if (!PyArg_ParseTuple(args, "sO&iiiO", &driver, as_pointer, &function, &threads, &shared,
+                          &device, &owner))
         return NULL;
-    void *library = dlopen(driver, RTLD_LAZY), *address = PyLong_AsVoidPtr(function);
-    if (!library && !PyErr_Occurred())
-        PyErr_Format(PyExc_RuntimeError, "%s is no CUDA driver", driver);
-    Kernel *kernel = PyErr_Occurred() ? NULL : (Kernel *)type->tp_alloc(type, 0);
+    if (!(library = dlopen(driver, RTLD_LAZY)))
+        return PyErr_Format(PyExc_RuntimeError, "%s is no CUDA driver", driver);
+    Kernel *kernel = (Kernel *)type->tp_alloc(type, 0);
     if (!kernel)
         return NULL;
-    kernel->function = address;
+    kernel->function = function;
     kernel->threads = threads;
     kernel->shared = shared;
     kernel->device = device;
@@ -271,14 +265,14 @@ launch(weft_call *call, int k, int aligned, void *stream, int64_t programs, void
 
 /* A list of the outputs, whose tensors it takes. */
 static PyObject *
-outputs_of(const weft_description *about, weft_tensor *out, const int64_t *integers)
+outputs_of(const weft_description *description, weft_tensor *out, const int64_t *integers)
 {
-    PyObject *list = PyList_New(about->output_count);
-    for (int k = 0; k < about->output_count; k++) {
+    PyObject *list = PyList_New(description->output_count);
+    for (int k = 0; k < description->output_count; k++) {
         PyObject *item;
-        if (about->outputs[k].type == WEFT_TENSOR)
+        if (description->outputs[k].type == WEFT_TENSOR)
             item = torch.wrap(out[k]);
-        else if (about->outputs[k].type == WEFT_INTEGER)
+        else if (description->outputs[k].type == WEFT_INTEGER)
             item = PyLong_FromLongLong(integers[k]);
         else
             item = Py_NewRef(Py_None);
@@ -305,17 +299,18 @@ failure(const weft_call *call)
 
 /* Read the inputs; 0 for success. */
 static int
-read_inputs(const weft_description *about, PyObject *const *args, weft_tensor *in, int64_t *integers)
+read_inputs(const weft_description *description, PyObject *const *args, weft_tensor *in,
+            int64_t *integers)
 {
-    for (int k = 0; k < about->input_count; k++) {
-        if (about->inputs[k].type == WEFT_TENSOR) {
+    for (int k = 0; k < description->input_count; k++) {
+        if (description->inputs[k].type == WEFT_TENSOR) {
             const int plain = is_plain_tensor(args[k]);
             if (plain == 0)
                 PyErr_Format(PyExc_TypeError, "compiled graph: argument %d is not a plain tensor", k);
             if (plain <= 0)
                 return 1;
             in[k] = handle_of(args[k]);
-        } else if (about->inputs[k].type == WEFT_INTEGER) {
+        } else if (description->inputs[k].type == WEFT_INTEGER) {
             integers[k] = PyLong_AsLongLong(args[k]);
             if (integers[k] == -1 && PyErr_Occurred())
                 return 1;
@@ -326,7 +321,7 @@ read_inputs(const weft_description *about, PyObject *const *args, weft_tensor *i
 
 /* Whether operators run that autocast, where it is on (or unknown), would make cast once more. */
 static int
-casts(const LoadedProgram *program)
+needs_autocast_off(const LoadedProgram *program)
 {
     enum { CPU = 0 }; /* of c10::DeviceType; programs of a GPU have operators of the CPU too */
     return PyDict_GET_SIZE(program->steps) > 0 &&
@@ -338,8 +333,8 @@ static PyObject *
 call_program(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     LoadedProgram *const program = (LoadedProgram *)function;
-    const weft_description *const about = program->description;
-    const int inputs = about->input_count, outputs = about->output_count;
+    const weft_description *const description = program->description;
+    const int inputs = description->input_count, outputs = description->output_count;
     Py_ssize_t n = PyVectorcall_NARGS(nargsf);
     Call self;
     self.program = program;
@@ -355,10 +350,10 @@ call_program(PyObject *function, PyObject *const *args, size_t nargsf, PyObject 
         return PyErr_Format(PyExc_TypeError, "compiled graph takes %d arguments, got %zd", inputs, n);
     weft_tensor in[inputs + 1], out[outputs + 1];
     int64_t integers[(inputs > outputs ? inputs : outputs) + 1];
-    if (read_inputs(about, args, in, integers))
+    if (read_inputs(description, args, in, integers))
         return NULL;
     PyObject *guard = NULL;
-    if (casts(program) && !(guard = PyObject_CallNoArgs(torch.no_autocast)))
+    if (needs_autocast_off(program) && !(guard = PyObject_CallNoArgs(torch.no_autocast)))
         return NULL;
     for (int k = 0; k < outputs; k++)
         out[k] = NULL;
@@ -373,7 +368,7 @@ call_program(PyObject *function, PyObject *const *args, size_t nargsf, PyObject 
     PyEval_RestoreThread(self.thread);
     Py_XDECREF(guard);
     if (!failed)
-        return outputs_of(about, out, integers);
+        return outputs_of(description, out, integers);
     for (int k = 0; k < outputs; k++)
         drop(&out[k]);
     return failure(&self.call);
@@ -408,21 +403,21 @@ load_library(const char *(*load)(void *(*)(void *, const char *), void *), const
 static PyObject *
 new_program(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *library, *run, *load, *description, *steps, *constants, *kernels;
-    const char *torch_library;
-    if (!PyArg_ParseTuple(args, "OOOOsO!O!O!", &library, &run, &load, &description, &torch_library,
-                          &PyDict_Type, &steps, &PyTuple_Type, &constants, &PyTuple_Type, &kernels))
-        return NULL;
-    const char *(*loader)(void *(*)(void *, const char *), void *);
-    *(void **)&loader = PyLong_AsVoidPtr(load);
-    if (PyErr_Occurred() || load_library(loader, torch_library))
+    PyObject *library, *steps, *constants, *kernels;
+    int (*run)(weft_call *, weft_tensor *, weft_tensor *, int64_t *);
+    const char *(*load)(void *(*)(void *, const char *), void *), *torch_library;
+    const weft_description *description;
+    if (!PyArg_ParseTuple(args, "OO&O&O&sO!O!O!", &library, as_pointer, &run, as_pointer, &load,
+                          as_pointer, &description, &torch_library, &PyDict_Type, &steps,
+                          &PyTuple_Type, &constants, &PyTuple_Type, &kernels) ||
+        load_library(load, torch_library))
         return NULL;
     LoadedProgram *program = (LoadedProgram *)type->tp_alloc(type, 0);
     if (!program)
         return NULL;
     program->vectorcall = call_program;
-    *(void **)&program->run = PyLong_AsVoidPtr(run);
-    program->description = PyLong_AsVoidPtr(description);
+    program->run = run;
+    program->description = description;
     program->library = Py_NewRef(library);
     program->steps = Py_NewRef(steps);
     program->constants = Py_NewRef(constants);
@@ -430,10 +425,9 @@ new_program(PyTypeObject *type, PyObject *args, PyObject *keywords)
     const Py_ssize_t count = PyTuple_GET_SIZE(constants);
     program->constant = PyMem_Calloc(count + 1, sizeof(weft_tensor));
     program->loaded = PyMem_Calloc(2 * PyTuple_GET_SIZE(kernels) + 1, sizeof(Kernel *));
-    if (PyErr_Occurred() || !program->constant || !program->loaded ||
-        program->description->abi != WEFT_ABI || program->description->constant_count != count) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "a library of another version, or other constants");
+    if (!program->constant || !program->loaded || description->abi != WEFT_ABI ||
+        description->constant_count != count) {
+        PyErr_SetString(PyExc_ValueError, "a library of another version, or other constants");
         Py_DECREF(program);
         return NULL;
     }

@@ -35,12 +35,14 @@ class Kernel:
     ) -> None: ...
 
 def configure(
-    torch_cpu: str,
-    torch_python: str,
+    wrap: int,  # addresses, as torch_compat.entry_addresses gives them
+    new_tensor_handle: int,
+    delete_tensor_object: int,
+    autocast_is_enabled: int,
     handle_offset: int,
     classes: tuple[type, ...],
     is_plain: Callable[[type], bool],
     no_autocast: Callable[[], Any],
     /,
 ) -> None:
-    """Look up what every program needs; LookupError where torch lacks it."""
+    """Say how tensors are read and made, and how autocast is switched off."""

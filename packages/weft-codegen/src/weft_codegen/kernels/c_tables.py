@@ -54,8 +54,8 @@ class Tables:
         tables = [line for name, v in self._interface.items() for line in self._values(name, v)]
         counts = ", ".join(str(len(values)) for values in self._interface.values())
         names = ", ".join(name if values else "NULL" for name, values in self._interface.items())
-        about = f"WEFT_ABI, {device_c(self._device)}, {counts}, {names}"
-        program = f"const weft_description weft_program = {{{about}}};"
+        values = f"WEFT_ABI, {device_c(self._device)}, {counts}, {names}"
+        program = f"const weft_description weft_program = {{{values}}};"
         return [*self._lines.values(), *tables, program]
 
     def _values(self, title: str, values: Iterable[_Described]) -> list[str]:

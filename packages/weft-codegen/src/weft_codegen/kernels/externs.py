@@ -11,7 +11,6 @@ import ctypes
 import functools
 import operator
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import fx
 
 from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.program import BufferRef, Extern
+from weft_codegen.torch_compat import torch_library
 
 _HEADERS = "include/torch/csrc/inductor/aoti_torch"
 _aten = torch.ops.aten
@@ -43,12 +43,6 @@ class Handle(str):
 
 class Integer(str):
     """The C text of an int that is known when the program runs."""
-
-
-def torch_library(name: str) -> str:
-    """The path of one of torch's own shared libraries."""
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    return str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}")
 
 
 def library_of_gpu() -> str:

@@ -7,7 +7,6 @@ program runs, and makes Python tensors of its outputs.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from weft_core.errors import BackendCompilerError
 from weft_core.events import enabled, logger, span
 from weft_core.fake import is_plain
 
@@ -24,14 +22,15 @@ from weft_codegen.kernels._abi import ffi
 from weft_codegen.kernels._entry import LoadedProgram, configure
 from weft_codegen.kernels.build import Sources, build, program_path
 from weft_codegen.kernels.emit_c import emit_kernel
-from weft_codegen.kernels.externs import library_of_gpu, python_step, torch_library
+from weft_codegen.kernels.externs import library_of_gpu, python_step
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
+from weft_codegen.torch_compat import entry_addresses, handle_offset, missing, torch_library
 
 _output_code = logger("codegen", "output_code")
 KernelLoader = Callable[[bool], Any]
-"""Gives a Kernel of a GPU, for aligned buffers or for any (`triton.load`)."""
+"""Gives a Kernel of a GPU, for aligned buffers or for any (`triton.launch`)."""
 
 
 @dataclass(frozen=True)
@@ -182,23 +181,15 @@ def _open(
         return LoadedProgram(
             library, run, load, description, device, steps, constants, tuple(kernels)
         )
-    except LookupError as missing:
-        raise _missing(missing) from missing
+    except LookupError as name:
+        raise missing(name) from name
 
 
 @functools.cache
 def _configure() -> None:
     """Tell the extension how to read and make tensors."""
     classes = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    cpu, python = torch_library("torch_cpu"), torch_library("torch_python")
-    try:
-        configure(cpu, python, handle_offset(), classes, is_plain, _no_autocast)
-    except LookupError as missing:
-        raise _missing(missing) from missing
-
-
-def _missing(name: object) -> BackendCompilerError:
-    return BackendCompilerError("codegen.load", f"torch {torch.__version__} has no {name}")
+    configure(*entry_addresses(), handle_offset(), classes, is_plain, _no_autocast)
 
 
 def _no_autocast() -> Any:
@@ -206,22 +197,3 @@ def _no_autocast() -> Any:
     guard = torch._C._DisableAutocast()
     guard.__enter__()
     return guard
-
-
-@functools.cache
-def handle_offset() -> int:
-    """Where a Python tensor keeps its at::Tensor, in bytes from the start of the object.
-
-    An at::Tensor is a pointer to the TensorImpl that `_cdata` gives, so it is found by value.
-
-    Raises:
-        BackendCompilerError: when it is not where any known torch keeps it.
-    """
-    probe = torch.empty(0)
-    for offset in range(16, 64, 8):
-        word = ctypes.c_uint64.from_address(id(probe) + offset).value
-        if word == probe._cdata:
-            return offset
-    raise BackendCompilerError(
-        "codegen.load", f"unknown tensor layout in torch {torch.__version__}"
-    )

@@ -19,9 +19,9 @@ class InvalidProgram(AssertionError):
     """A loop program breaks a rule of loops/program.py."""
 
 
-def _check(condition: bool, rule: str, place: str) -> None:
+def _check(condition: bool, rule: str, location: str) -> None:
     if not condition:
-        raise InvalidProgram(f"{place}: {rule}")
+        raise InvalidProgram(f"{location}: {rule}")
 
 
 def verify_program(program: ir.Program) -> None:
@@ -30,37 +30,38 @@ def verify_program(program: ir.Program) -> None:
         verify_kernel(kernel)
     known = {item.name for item in program.inputs} | set(program.constants)
     for position, step in enumerate(program.steps):
-        place = f"step {position}"
+        location = f"step {position}"
         writes = ir.step_writes(step, program.kernels)
         for name in ir.step_reads(step, program.kernels):
             # A kernel may reload what it has stored itself.
             made = name in known or (isinstance(step, ir.Launch) and name in writes)
-            _check(made, f"reads {name} before it is made", place)
+            _check(made, f"reads {name} before it is made", location)
         known.update(writes)
         if isinstance(step, ir.Launch):
-            _verify_launch(step, program, place)
+            _verify_launch(step, program, location)
         for name in writes:
-            _check(name in program.buffers, f"writes unknown buffer {name}", place)
+            _check(name in program.buffers, f"writes unknown buffer {name}", location)
         if isinstance(step, ir.Alias):
             same = program.buffers[step.name].dtype is program.buffers[step.base].dtype
-            _check(same, "a view keeps its dtype", place)
+            _check(same, "a view keeps its dtype", location)
         if isinstance(step, ir.Extern):
-            _check(not step.op._schema.is_mutable or bool(step.mutates), "hidden mutation", place)
+            declared = not step.op._schema.is_mutable or bool(step.mutates)
+            _check(declared, "hidden mutation", location)
     for output in program.outputs:
         if isinstance(output, ir.BufferRef):
             _check(output.name in known, f"output {output.name} is never made", "outputs")
 
 
-def _verify_launch(step: ir.Launch, program: ir.Program, place: str) -> None:
+def _verify_launch(step: ir.Launch, program: ir.Program, location: str) -> None:
     kernel = program.kernels[step.kernel]
-    _check(len(step.buffers) == len(kernel.params), "one buffer a parameter", place)
-    _check(len(set(step.buffers)) == len(step.buffers), "buffers of a launch differ", place)
-    _check(len(step.sizes) == len(kernel.sizes), "one size a size parameter", place)
+    _check(len(step.buffers) == len(kernel.params), "one buffer a parameter", location)
+    _check(len(set(step.buffers)) == len(step.buffers), "buffers of a launch differ", location)
+    _check(len(step.sizes) == len(kernel.sizes), "one size a size parameter", location)
     for name, param in zip(step.buffers, kernel.params, strict=True):
         buffer = program.buffers.get(name)
-        _check(buffer is not None, f"unknown buffer {name}", place)
+        _check(buffer is not None, f"unknown buffer {name}", location)
         if buffer is not None:
-            _check(buffer.dtype is param.dtype, f"{name} is not {param.dtype}", place)
+            _check(buffer.dtype is param.dtype, f"{name} is not {param.dtype}", location)
 
 
 @dataclass
@@ -89,21 +90,21 @@ def _verify_body(body: tuple[ir.Stmt, ...], scope: _Scope) -> None:
         _verify_index(stmt.index, scope)
         if isinstance(stmt, ir.Store):
             params = {param.name: param for param in scope.kernel.params}
-            place = scope.kernel.name
-            _check(stmt.buffer in params, f"store to unknown {stmt.buffer}", place)
-            _check(params[stmt.buffer].written, f"{stmt.buffer} is not marked written", place)
+            location = scope.kernel.name
+            _check(stmt.buffer in params, f"store to unknown {stmt.buffer}", location)
+            _check(params[stmt.buffer].written, f"{stmt.buffer} is not marked written", location)
             same = params[stmt.buffer].dtype is stmt.value.dtype
-            _check(same, f"store of {stmt.value.dtype} to {stmt.buffer}", place)
+            _check(same, f"store of {stmt.value.dtype} to {stmt.buffer}", location)
             stored[stmt.buffer] = stmt
         else:
             _verify_local(stmt, scope)
 
 
 def _verify_loop(loop: ir.Loop, scope: _Scope) -> None:
-    place = scope.kernel.name
-    _check(loop.axis not in scope.axes, f"axis {loop.axis.key} is bound twice", place)
+    location = scope.kernel.name
+    _check(loop.axis not in scope.axes, f"axis {loop.axis.key} is bound twice", location)
     if loop.kind == "parallel":
-        _check(not scope.serial, f"parallel loop {loop.axis.key} inside a serial one", place)
+        _check(not scope.serial, f"parallel loop {loop.axis.key} inside a serial one", location)
     inner = _Scope(
         scope.kernel,
         scope.axes | {loop.axis},
@@ -116,44 +117,44 @@ def _verify_loop(loop: ir.Loop, scope: _Scope) -> None:
 
 
 def _verify_local(stmt: ir.Set | ir.Reduce, scope: _Scope) -> None:
-    place = scope.kernel.name
+    location = scope.kernel.name
     targets = (stmt.local,) if isinstance(stmt, ir.Set) else stmt.targets
     values = ir.stmt_exprs(stmt)
-    _check(len(targets) == len(values), "one value a local", place)
+    _check(len(targets) == len(values), "one value a local", location)
     for local, value in zip(targets, values, strict=True):
-        _check(local in scope.kernel.locals, f"undeclared local {local.name}", place)
-        _check(local.dtype is value.dtype, f"{local.name} takes {local.dtype}", place)
+        _check(local in scope.kernel.locals, f"undeclared local {local.name}", location)
+        _check(local.dtype is value.dtype, f"{local.name} takes {local.dtype}", location)
         if isinstance(stmt, ir.Set):
             scope.set_locals.add(local)
         else:
-            _check(local in scope.set_locals, f"{local.name} reduced before set", place)
+            _check(local in scope.set_locals, f"{local.name} reduced before set", location)
     if isinstance(stmt, ir.Reduce):
-        _check(REDUCTIONS[stmt.op].states == len(targets), f"states of {stmt.op}", place)
+        _check(REDUCTIONS[stmt.op].states == len(targets), f"states of {stmt.op}", location)
 
 
 def _verify_expr(root: Expr, scope: _Scope, stored: dict[str, ir.Store]) -> None:
-    place = scope.kernel.name
+    location = scope.kernel.name
     params = {param.name: param.dtype for param in scope.kernel.params}
     for node in walk(root):
         for where in node.indices:
             _verify_index(where, scope)
         if isinstance(node, Apply):
             dtype = OPS[node.name].dtype(*(arg.dtype for arg in node.args))
-            _verify_dtype(node, dtype, place)
+            _verify_dtype(node, dtype, location)
         elif isinstance(node, Load):
-            _verify_dtype(node, params.get(node.buffer), place)
+            _verify_dtype(node, params.get(node.buffer), location)
             store = stored.get(node.buffer)
-            _check(store is None, f"{node.buffer} is loaded after a store in one body", place)
+            _check(store is None, f"{node.buffer} is loaded after a store in one body", location)
         elif isinstance(node, Read):
-            _check(node.local in scope.set_locals, f"{node.local.name} read before set", place)
+            _check(node.local in scope.set_locals, f"{node.local.name} read before set", location)
         else:
-            _check(isinstance(node, Const | Cast) or bool(node.indices), "unknown node", place)
+            _check(isinstance(node, Const | Cast) or bool(node.indices), "unknown node", location)
 
 
-def _verify_dtype(node: Expr, dtype: torch.dtype | None, place: str) -> None:
+def _verify_dtype(node: Expr, dtype: torch.dtype | None, location: str) -> None:
     # The text repeats all that an expression shares, so it is made only where it is needed.
     if dtype is not node.dtype:
-        raise InvalidProgram(f"{place}: dtype of {expr_text(node)}")
+        raise InvalidProgram(f"{location}: dtype of {expr_text(node)}")
 
 
 def _verify_index(where: IndexExpr, scope: _Scope) -> None:

@@ -1,1 +1,1 @@
-"""Loop programs as Triton kernels: `emit` writes the source, `load` compiles programs of them."""
+"""Loop programs as Triton kernels: `emit` writes the source, `launch` compiles programs of them."""

@@ -21,7 +21,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from weft_codegen.kernels.exprs import changed, locals_of, reads_of
-from weft_codegen.kernels.triton.values import Lanes, NoTritonForm, ValueWriter, literal, type_name
+from weft_codegen.kernels.triton.triton_expr import (
+    Lanes,
+    NoTritonForm,
+    ValueWriter,
+    literal,
+    type_name,
+)
 from weft_codegen.loops.evaluate import evaluate
 from weft_codegen.loops.expr import Const, Local
 from weft_codegen.loops.index import Axis, IndexExpr, product
@@ -48,7 +54,7 @@ UNROLL, UNROLL_CHUNKS = 16, 4
 HEADER = """\
 import triton
 import triton.language as tl
-from weft_codegen.kernels.triton.build import libdevice
+from weft_codegen.kernels.triton.jit import libdevice
 from weft_codegen.kernels.triton.prelude import *
 """
 

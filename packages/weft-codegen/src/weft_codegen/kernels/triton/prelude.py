@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft_codegen.kernels.triton.build import libdevice
+from weft_codegen.kernels.triton.jit import libdevice
 
 
 @triton.jit

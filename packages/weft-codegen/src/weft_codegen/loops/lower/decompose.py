@@ -15,6 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from weft_codegen.loops.lower.rows import LOWERINGS
+from weft_codegen.torch_compat import vector_norm
 
 # What a library call does better, and operators whose random numbers or strides are eager's.
 _KEEP = [
@@ -72,21 +73,13 @@ def _table() -> dict[Any, Callable[..., Any]]:
         op = getattr(aten, name).default
         table[op] = functools.partial(_of_elements, table[op])
     norm = aten.linalg_vector_norm.default
-    table[norm] = functools.partial(_vector_norm, table[norm])
+    table[norm] = functools.partial(vector_norm, table[norm])
     for name in ("var", "std"):
         table[getattr(aten, name).correction] = functools.partial(_variance, name)
     table[aten.take.default] = _take
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
-
-
-def _vector_norm(
-    rule: Callable[..., Any], x: Any, order: Any = 2, dim: Any = None, *rest: Any, **options: Any
-) -> Any:
-    """The decomposition, which in torch 2.11 takes negative dims of one element for others."""
-    dims = None if dim is None else [d % max(x.dim(), 1) for d in dim]
-    return rule(x, order, dims, *rest, **options)
 
 
 def _take(x: Any, index: Any) -> Any:

@@ -12,9 +12,9 @@ from weft_core.launches import LAUNCH_
 from weft_core.tracing import is_effect
 
 from weft_codegen.loops.expr import apply
+from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
 from weft_codegen.loops.lower.pointwise import number
 from weft_codegen.loops.lower.shapes import NoLowering, to_index
-from weft_codegen.loops.lower.values import contiguous_strides
 
 _aten = torch.ops.aten
 

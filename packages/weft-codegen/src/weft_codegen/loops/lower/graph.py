@@ -23,6 +23,16 @@ from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, wal
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, single
 from weft_codegen.loops.lower import fxnodes
 from weft_codegen.loops.lower.decompose import VARYING
+from weft_codegen.loops.lower.lazy_tensor import (
+    Element,
+    LazyTensor,
+    broadcast_at,
+    contiguous_strides,
+    flatten,
+    index_space,
+    is_dense,
+    offset_of,
+)
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.rows import LOWERINGS
 from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index, to_shape
@@ -33,16 +43,6 @@ from weft_codegen.loops.lower.table import (
     LoweringContext,
     Shape,
     require,
-)
-from weft_codegen.loops.lower.values import (
-    Element,
-    LazyTensor,
-    broadcast_at,
-    contiguous_strides,
-    flatten,
-    index_space,
-    is_dense,
-    offset_of,
 )
 from weft_codegen.loops.ops import DTYPES
 
@@ -370,13 +370,13 @@ class GraphLowering(LoweringContext):
         return result
 
     def updated(
-        self, call: Call, base: LazyTensor, over: Shape, place: IndexMap, value: Element, mode: str
+        self, call: Call, base: LazyTensor, over: Shape, target: IndexMap, value: Element, mode: str
     ) -> LazyTensor:
         copy = call.lazy(lambda where: broadcast_at(base, where))
         self.realise(copy)
         assert copy.buffer is not None
         where, axes = index_space(over, "e")
-        position = offset_of(place(where), copy.buffer.strides)
+        position = offset_of(target(where), copy.buffer.strides)
         values = (cast(value(where), copy.dtype),)
         self._items.append(
             ir.Compute(

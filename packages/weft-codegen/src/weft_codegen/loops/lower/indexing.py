@@ -18,15 +18,15 @@ import torch
 from weft_codegen.loops.checks import clamped
 from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, index_of, index_value, where
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, computed, in_range, nonnegative, product
-from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
-from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
-from weft_codegen.loops.lower.values import (
+from weft_codegen.loops.lower.lazy_tensor import (
     Indices,
     LazyTensor,
     broadcast_at,
     index_space,
     replaced,
 )
+from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
+from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -42,8 +42,8 @@ class _Positions:
     extent: IndexExpr
     wraps: bool
 
-    def at(self, place: Indices) -> IndexExpr:
-        value = cast(broadcast_at(self.index, place), torch.int64)
+    def at(self, idx: Indices) -> IndexExpr:
+        value = cast(broadcast_at(self.index, idx), torch.int64)
         known = index_of(value)
         if known is not None and in_range(known, self.extent):
             return known
@@ -83,7 +83,7 @@ def _slices(call: Call, x: LazyTensor, dim: int, index: LazyTensor) -> LazyTenso
     """The slices of `x` along `dim` that `index` names, its dimensions in the place of `dim`."""
     rows = _positions(call, index, x.shape[dim], dim, "lookup")
     x, end = _source(call, x), dim + len(index.shape)
-    return call.lazy(lambda place: x.at([*place[:dim], rows.at(place[dim:end]), *place[end:]]))
+    return call.lazy(lambda idx: x.at([*idx[:dim], rows.at(idx[dim:end]), *idx[end:]]))
 
 
 @lowers("aten.embedding")
@@ -103,7 +103,7 @@ def _gather(call: Call, x: LazyTensor, dim: int, index: LazyTensor, **kwargs: An
     dim = normalise_dim(dim, len(x.shape))
     along = _positions(call, index, x.shape[dim], dim, "scatter")
     x = _source(call, x)
-    return call.lazy(lambda place: x.at(replaced(place, dim, along.at(place))))
+    return call.lazy(lambda idx: x.at(replaced(idx, dim, along.at(idx))))
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class _Advanced:
         dims = sorted(self.indexed)
         return dims[0] if dims[-1] - dims[0] + 1 == len(dims) else 0
 
-    def source(self, place: Indices) -> list[IndexExpr]:
-        """The index in x of the element at `place` of the result."""
+    def source(self, idx: Indices) -> list[IndexExpr]:
+        """The index in x of the element at `idx` of the result."""
         end = self.begin + self.own
-        inner, rest = place[self.begin : end], [*place[: self.begin], *place[end:]]
+        inner, rest = idx[self.begin : end], [*idx[: self.begin], *idx[end:]]
         return [
             self.indexed[k].at(inner) if k in self.indexed else rest.pop(0)
             for k in range(self.rank)
@@ -147,7 +147,7 @@ def _index_lowering(kind: str) -> Callable[..., LazyTensor]:
     def lowering(call: Call, x: LazyTensor, indices: Sequence[Any]) -> LazyTensor:
         advanced = _advanced(call, x, indices, kind)
         x = _source(call, x)
-        return call.lazy(lambda place: x.at(advanced.source(place)))
+        return call.lazy(lambda idx: x.at(advanced.source(idx)))
 
     return lowering
 
@@ -209,16 +209,16 @@ def _scatter_lowering(mode: str) -> Callable[..., LazyTensor]:
         along = _positions(call, index, x.shape[dim], dim, "scatter")
         dtype = compute_dtype(call.fake.dtype)
 
-        def value(place: Indices) -> Expr:
+        def value(idx: Indices) -> Expr:
             whole = isinstance(source, LazyTensor)
-            return source.at(place) if whole else operand_at(source, place, dtype)
+            return source.at(idx) if whole else operand_at(source, idx, dtype)
 
-        def chosen(place: Indices) -> Expr:
+        def chosen(idx: Indices) -> Expr:
             """With one place along `dim` (a one-hot) each element knows whether it is the one."""
-            at, old = replaced(place, dim, ZERO), cast(x.at(place), dtype)
+            at, old = replaced(idx, dim, ZERO), cast(x.at(idx), dtype)
             new = cast(value(at), dtype)
             kind = torch.int32 if x.shape[dim].is_const else torch.int64
-            hit = apply("eq", index_value(place[dim], kind), index_value(along.at(at), kind))
+            hit = apply("eq", index_value(idx[dim], kind), index_value(along.at(at), kind))
             return where(hit, new if mode == "set" else old + new, old)
 
         if [*index.shape] == replaced(x.shape, dim, ONE):
@@ -252,8 +252,8 @@ def _index_rows(mode: str) -> Callable[..., LazyTensor]:
         rows = _positions(call, index, x.shape[dim], dim, "scatter" if mode == "add" else "copy")
         dtype = compute_dtype(call.fake.dtype)
 
-        def value(place: Indices) -> Expr:
-            return source.at(place) * operand_at(alpha, place, dtype)
+        def value(idx: Indices) -> Expr:
+            return source.at(idx) * operand_at(alpha, idx, dtype)
 
         return call.graph.updated(
             call, x, source.shape, lambda i: replaced(i, dim, rows.at([i[dim]])), value, mode

@@ -25,9 +25,9 @@ from weft_codegen.loops.expr import (
     where,
 )
 from weft_codegen.loops.index import ONE, IndexExpr
+from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor, broadcast_at
 from weft_codegen.loops.lower.shapes import to_index
 from weft_codegen.loops.lower.table import Call, lowers, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at
 from weft_codegen.loops.ops import DTYPES, OPS, floating
 
 Function = Callable[..., Expr]
@@ -50,12 +50,12 @@ def number(value: Any, dtype: torch.dtype) -> Expr:
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def operand_at(operand: Any, place: Indices, dtype: torch.dtype) -> Expr:
+def operand_at(operand: Any, idx: Indices, dtype: torch.dtype) -> Expr:
     """A tensor's (broadcast) element or a scalar, converted to `dtype` and as computed with."""
     wide = compute_dtype(dtype)
     if not isinstance(operand, LazyTensor):
         return cast(number(operand, dtype), wide)
-    value = broadcast_at(operand, place)
+    value = broadcast_at(operand, idx)
     rounds = dtype in _NARROW and operand.dtype is not dtype
     return cast(cast(value, dtype) if rounds else value, wide)
 
@@ -79,8 +79,8 @@ def pointwise(
     require(call.fake.dtype in SUPPORTED, f"dtype {call.fake.dtype}")
     wide = compute_dtype(call.fake.dtype)
 
-    def element(place: Indices) -> Expr:
-        values = (operand_at(o, place, t) for o, t in zip(operands, dtypes, strict=True))
+    def element(idx: Indices) -> Expr:
+        values = (operand_at(o, idx, t) for o, t in zip(operands, dtypes, strict=True))
         return cast(function(*values), wide)
 
     return call.lazy(element)
@@ -303,9 +303,9 @@ def _power(call: Call, base: Any, exponent: Any) -> LazyTensor:
 def _where(call: Call, condition: LazyTensor, yes: Any, no: Any) -> LazyTensor:
     dtype = call.fake.dtype
 
-    def element(place: Indices) -> Expr:
-        test = operand_at(condition, place, torch.bool)
-        return where(test, operand_at(yes, place, dtype), operand_at(no, place, dtype))
+    def element(idx: Indices) -> Expr:
+        test = operand_at(condition, idx, torch.bool)
+        return where(test, operand_at(yes, idx, dtype), operand_at(no, idx, dtype))
 
     require(call.fake.dtype in SUPPORTED, f"dtype {call.fake.dtype}")
     return call.lazy(element)
@@ -405,7 +405,7 @@ def _iota(call: Call, length: Any, *, start: Any, step: Any, **kwargs: Any) -> L
     dtype = call.fake.dtype
     integral = all(isinstance(v, int | IndexExpr) for v in (start, step))
     require(integral and dtype in SUPPORTED, "float range")
-    return call.lazy(lambda place: cast(index_value(place[0] * step + start), compute_dtype(dtype)))
+    return call.lazy(lambda idx: cast(index_value(idx[0] * step + start), compute_dtype(dtype)))
 
 
 @lowers("aten.arange")

@@ -16,10 +16,10 @@ import torch
 
 from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, constant, index_value, where
 from weft_codegen.loops.index import ZERO, IndexExpr, const, least
+from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor
 from weft_codegen.loops.lower.masking import masked, within
 from weft_codegen.loops.lower.pointwise import SUPPORTED, number
 from weft_codegen.loops.lower.table import Call, lowers, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor
 
 # Largest window that is written out.
 MOST = 16
@@ -43,35 +43,35 @@ class _Window:
     stride: tuple[int, int]
     padding: tuple[int, int]
 
-    def elements(self, place: Indices) -> Iterator[tuple[list[IndexExpr], Expr]]:
-        """(index in the input, whether it is inside) for each position of the window at `place`."""
+    def elements(self, idx: Indices) -> Iterator[tuple[list[IndexExpr], Expr]]:
+        """(index in the input, whether it is inside) for each position of the window at `idx`."""
         for offsets in itertools.product(*map(range, self.size)):
             inside: Expr = constant(True, torch.bool)
-            at = list(place[:-2])
+            at = list(idx[:-2])
             for k, offset in enumerate(offsets):
-                position = place[k - 2] * self.stride[k] + (offset - self.padding[k])
+                position = idx[k - 2] * self.stride[k] + (offset - self.padding[k])
                 at.append(position)
                 inside &= within(position, ZERO, self.shape[k - 2])
             yield at, inside
 
-    def begin(self, place: Indices, k: int) -> IndexExpr:
+    def begin(self, idx: Indices, k: int) -> IndexExpr:
         """The first row (k = 0) or column (k = 1) of the window that is inside."""
-        start = place[k - 2] * self.stride[k] - self.padding[k]
+        start = idx[k - 2] * self.stride[k] - self.padding[k]
         return start - least(start, ZERO)
 
-    def end(self, place: Indices, k: int, padded: bool) -> IndexExpr:
+    def end(self, idx: Indices, k: int, padded: bool) -> IndexExpr:
         """Past the last one; with `padded`, padding counts as inside."""
-        past = place[k - 2] * self.stride[k] + (self.size[k] - self.padding[k])
+        past = idx[k - 2] * self.stride[k] + (self.size[k] - self.padding[k])
         return least(past, self.shape[k - 2] + (self.padding[k] if padded else 0))
 
-    def covering(self, place: Indices, out: Indices) -> Iterator[tuple[list[IndexExpr], Expr]]:
-        """(index in the output, whether it exists) of every window that covers input `place`."""
+    def covering(self, idx: Indices, out: Indices) -> Iterator[tuple[list[IndexExpr], Expr]]:
+        """(index in the output, whether it exists) of every window that covers input `idx`."""
         reach = [-(-size // step) for size, step in zip(self.size, self.stride, strict=True)]
         for back in itertools.product(*map(range, reach)):
             inside: Expr = constant(True, torch.bool)
-            at = list(place[:-2])
+            at = list(idx[:-2])
             for k, count in enumerate(back):
-                shifted = place[k - 2] + self.padding[k]
+                shifted = idx[k - 2] + self.padding[k]
                 window = shifted // const(self.stride[k]) - count
                 at.append(window)
                 reached = shifted % const(self.stride[k]) + count * self.stride[k]
@@ -110,12 +110,12 @@ def _max_pool(
     dtype = compute_dtype(x.dtype)
     lowest = constant(float("-inf"), dtype)
 
-    def best(place: Indices) -> tuple[Expr, Expr]:
+    def best(idx: Indices) -> tuple[Expr, Expr]:
         """The greatest element and where it is; as in eager the last nan wins."""
         value: Expr = lowest
         width = x.shape[-1]
-        at = index_value(window.begin(place, 0) * width + window.begin(place, 1))
-        for position, inside in window.elements(place):
+        at = index_value(window.begin(idx, 0) * width + window.begin(idx, 1))
+        for position, inside in window.elements(idx):
             element = where(inside, masked(cast(x.at(position), dtype), inside), lowest)
             better = (element > value) | apply("isnan", element)
             value = where(better, element, value)
@@ -127,16 +127,16 @@ def _max_pool(
 
 
 def _divisor(
-    window: _Window, place: Indices, counts_padding: bool, override: Any, dtype: torch.dtype
+    window: _Window, idx: Indices, counts_padding: bool, override: Any, dtype: torch.dtype
 ) -> Expr:
     """How many elements an average is over."""
     if override is not None:
         return number(override, dtype)
     count = const(1)
     for k in (0, 1):
-        start = place[k - 2] * window.stride[k] - window.padding[k]
-        begin = start if counts_padding else window.begin(place, k)
-        count = count * (window.end(place, k, counts_padding) - begin)
+        start = idx[k - 2] * window.stride[k] - window.padding[k]
+        begin = start if counts_padding else window.begin(idx, k)
+        count = count * (window.end(idx, k, counts_padding) - begin)
     return number(count, dtype)
 
 
@@ -156,12 +156,12 @@ def _avg_pool(
     x = stored(call, x)
     dtype = compute_dtype(x.dtype)
 
-    def element(place: Indices) -> Expr:
+    def element(idx: Indices) -> Expr:
         total: Expr = constant(0, dtype)
-        for position, inside in window.elements(place):
+        for position, inside in window.elements(idx):
             value = masked(cast(x.at(position), dtype), inside)
             total += where(inside, value, constant(0, dtype))
-        return total / _divisor(window, place, count_include_pad, divisor_override, dtype)
+        return total / _divisor(window, idx, count_include_pad, divisor_override, dtype)
 
     return call.lazy(element)
 
@@ -184,9 +184,9 @@ def _avg_pool_backward(
     gradient = stored(call, gradient)
     dtype = compute_dtype(x.dtype)
 
-    def element(place: Indices) -> Expr:
+    def element(idx: Indices) -> Expr:
         total: Expr = constant(0, dtype)
-        for position, inside in window.covering(place, gradient.shape):
+        for position, inside in window.covering(idx, gradient.shape):
             count = _divisor(window, position, count_include_pad, divisor_override, dtype)
             share = masked(cast(gradient.at(position), dtype), inside) / count
             total += where(inside, share, constant(0, dtype))

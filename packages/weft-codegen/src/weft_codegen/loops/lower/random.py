@@ -4,7 +4,7 @@ A graph that draws takes one seed a call from torch's default generator.  Each n
 function of it (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), so it fuses
 with its users and does not depend on threads, layout or order:
 
-    key = the seed      counter = (place in row-major order, number of the operator in the graph)
+    key = the seed      counter = (idx in row-major order, number of the operator in the graph)
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, constant, index_value
+from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor, flatten
 from weft_codegen.loops.lower.pointwise import SUPPORTED
 from weft_codegen.loops.lower.shapes import to_shape
 from weft_codegen.loops.lower.table import Call, lowers, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor, flatten
 
 Words = Callable[[int], Expr]
 Make = Callable[[Words, torch.dtype], Expr]
@@ -67,8 +67,8 @@ def _drawn(call: Call, make: Make, dtype: torch.dtype) -> Any:
     seed, number = _stream(call)
     shape = to_shape(call.fake.shape)
 
-    def element(place: Indices) -> Expr:
-        counter = index_value(flatten(place, shape)), constant(number, torch.int64)
+    def element(idx: Indices) -> Expr:
+        counter = index_value(flatten(idx, shape)), constant(number, torch.int64)
         return make(
             lambda word: apply("philox", seed.at(()), *counter, constant(word, torch.int64)), dtype
         )
@@ -91,13 +91,13 @@ lowers("aten.randn", "aten.randn_like")(_standard(_normal))
 @lowers("aten.uniform")
 def _uniform_between(call: Call, x: Any, low: float = 0.0, high: float = 1.0) -> LazyTensor:
     drawn = _drawn(call, _uniform, call.fake.dtype)
-    return call.lazy(lambda place: drawn(place) * (high - low) + low)
+    return call.lazy(lambda idx: drawn(idx) * (high - low) + low)
 
 
 @lowers("aten.normal_functional")
 def _normal_around(call: Call, x: Any, mean: float = 0.0, deviation: float = 1.0) -> LazyTensor:
     drawn = _drawn(call, _normal, call.fake.dtype)
-    return call.lazy(lambda place: drawn(place) * deviation + mean)
+    return call.lazy(lambda idx: drawn(idx) * deviation + mean)
 
 
 @lowers("aten.bernoulli")
@@ -106,7 +106,7 @@ def _bernoulli(call: Call, x: LazyTensor, probability: Any = None) -> LazyTensor
     known = isinstance(probability, float) and 0 <= probability <= 1
     require(known and call.fake.dtype in SUPPORTED, "probabilities that eager checks")
     drawn, wide = _drawn(call, _uniform, torch.float32), compute_dtype(call.fake.dtype)
-    return call.lazy(lambda place: cast(drawn(place) < probability, wide))
+    return call.lazy(lambda idx: cast(drawn(idx) < probability, wide))
 
 
 @lowers("aten.native_dropout")
@@ -116,7 +116,7 @@ def _dropout(
     values, kept = call.results
     require(x.dtype in SUPPORTED and 0 <= probability <= 1, "dtype or probability")
     if train is False:
-        return values.lazy(x.at), kept.lazy(lambda place: constant(True, torch.bool))
+        return values.lazy(x.at), kept.lazy(lambda idx: constant(True, torch.bool))
     keep = 1.0 - probability
     mask = _bernoulli(kept, x, keep)
     if call.uses > 1:  # drawn once for both

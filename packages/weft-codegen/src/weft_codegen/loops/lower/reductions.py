@@ -27,9 +27,7 @@ from weft_codegen.loops.expr import (
     where,
 )
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, in_range, product, single
-from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
-from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
-from weft_codegen.loops.lower.values import (
+from weft_codegen.loops.lower.lazy_tensor import (
     Element,
     Indices,
     LazyTensor,
@@ -37,6 +35,8 @@ from weft_codegen.loops.lower.values import (
     flatten,
     index_space,
 )
+from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
+from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 from weft_codegen.loops.rewrite import Rewriter
 
 
@@ -50,7 +50,7 @@ def reduced_dims(dims: Any, rank: int) -> list[int]:
 
 
 def _is_hit(node: Expr, over: Axis) -> bool:
-    """Whether `node` is where(over == place, value, 0): zero but at one place along `over`."""
+    """Whether `node` is where(over == idx, value, 0): zero but at one index along `over`."""
     match node:
         case Apply(_, "where", (Apply(_, "eq", (here, there)), value, Const(_, 0))):
             left, right = index_of(here), index_of(there)
@@ -61,7 +61,7 @@ def _is_hit(node: Expr, over: Axis) -> bool:
 
 
 def _one_hot_sum(value: Expr, over: Axis) -> Expr | None:
-    """The sum over `over` of a product with a factor that is zero but at one place, without a loop.
+    """The sum over `over` of a product with a factor that is zero but at one index, without a loop.
 
     The other terms are zero times the rest, which is nan where that is nan or infinite.
     """
@@ -89,7 +89,7 @@ def reduce(
     value: Callable[[list[IndexExpr]], tuple[Expr, ...]],
     dtype: torch.dtype,
 ) -> LazyTensor:
-    """A realised reduction of `value(place)` over `dims` of x's index space.
+    """A realised reduction of `value(idx)` over `dims` of x's index space.
 
     The result has x's shape with the dims removed (or of size one).
     """
@@ -114,8 +114,8 @@ def _shown(
     if keepdim:
         shape = [ONE if k in dims else n for k, n in enumerate(x.shape)]
 
-    def element(place: Indices) -> Expr:
-        inner = [place[k] for k in kept] if keepdim else list(place)
+    def element(idx: Indices) -> Expr:
+        inner = [idx[k] for k in kept] if keepdim else list(idx)
         inner = [at for at, k in zip(inner, kept, strict=True) if x.shape[k] is not ONE]
         return raw.at(inner)
 
@@ -156,7 +156,7 @@ def _plain(op: str) -> Callable[..., LazyTensor]:
             x,
             reduced_dims(dims, len(x.shape)),
             keepdim,
-            lambda place: (cast(cast(x.at(place), through), inner),),
+            lambda idx: (cast(cast(x.at(idx), through), inner),),
             call.fake.dtype,
         )
 
@@ -190,9 +190,9 @@ def _arg(op: str) -> Callable[..., LazyTensor]:
         dims = reduced_dims(dim, len(x.shape))
         inner = compute_dtype(x.dtype)
 
-        def value(place: list[IndexExpr]) -> tuple[Expr, ...]:
-            position = flatten([place[k] for k in dims], [x.shape[k] for k in dims])
-            return cast(x.at(place), inner), index_value(position)
+        def value(idx: list[IndexExpr]) -> tuple[Expr, ...]:
+            position = flatten([idx[k] for k in dims], [x.shape[k] for k in dims])
+            return cast(x.at(idx), inner), index_value(position)
 
         return reduce(call, op, x, dims, keepdim, value, torch.int64)
 
@@ -210,7 +210,7 @@ def _count(x: LazyTensor, dims: Sequence[int]) -> IndexExpr:
 
 def _scaled(call: Call, total: LazyTensor, divisor: Expr, dtype: torch.dtype) -> LazyTensor:
     """total / divisor, pointwise."""
-    scaled = _derived(total, total.shape, lambda place: total.at(place) / divisor, call.uses)
+    scaled = _derived(total, total.shape, lambda idx: total.at(idx) / divisor, call.uses)
     return replace(scaled, dtype=dtype)
 
 
@@ -246,9 +246,9 @@ def _variance(
     total = reduce(call, "sum", x, over, True, lambda p: (cast(x.at(p), inner),), inner)
     mean = _scaled(call, total, count, inner)
 
-    def deviation(place: list[IndexExpr]) -> tuple[Expr, ...]:
-        center = mean.at([ZERO if k in over else at for k, at in enumerate(place)])
-        off = cast(x.at(place), inner) - center
+    def deviation(idx: list[IndexExpr]) -> tuple[Expr, ...]:
+        center = mean.at([ZERO if k in over else at for k, at in enumerate(idx)])
+        off = cast(x.at(idx), inner) - center
         return (off * off,)
 
     squares = reduce(call, "sum", x, over, keepdim, deviation, inner)
@@ -294,14 +294,14 @@ def _extreme(op: str) -> Callable[..., tuple[LazyTensor, LazyTensor]]:
         dim = normalise_dim(dim, len(x.shape))
         best = _scanned(values, op, x, dim, inner)
 
-        def place(i: Indices) -> Expr:
+        def hit_position(i: Indices) -> Expr:
             value = cast(x.at(i), inner)
             hit = apply("eq", value, cast(best.at(i), inner))
             if inner.is_floating_point:
                 hit |= apply("isnan", value)
             return where(hit, index_value(i[dim]), constant(0, torch.int64))
 
-        return best, places.graph.scanned(places, "max", dim, place, torch.int64)
+        return best, places.graph.scanned(places, "max", dim, hit_position, torch.int64)
 
     return lowering
 

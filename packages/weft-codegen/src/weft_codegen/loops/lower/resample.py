@@ -17,12 +17,12 @@ import torch
 
 from weft_codegen.loops.expr import Expr, apply, compute_dtype, constant, index_value, where
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const, least
+from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor
 from weft_codegen.loops.lower.masking import masked, within
 from weft_codegen.loops.lower.pointwise import SUPPORTED, number
 from weft_codegen.loops.lower.pooling import MOST, stored
 from weft_codegen.loops.lower.shapes import to_shape
 from weft_codegen.loops.lower.table import Call, lowers, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor
 
 Tap = tuple[IndexExpr, Expr]  # a place in the input, its weight
 
@@ -109,12 +109,12 @@ def _resampling(taps: Taps) -> Callable[..., LazyTensor]:
         dimensions = _dimensions(x.shape[-rank:], size, aligned, scales)
         x, dtype = stored(call, x), compute_dtype(x.dtype)
 
-        def element(place: Indices) -> Expr:
-            chosen = [taps(d, at, dtype) for d, at in zip(dimensions, place[-rank:], strict=True)]
+        def element(idx: Indices) -> Expr:
+            chosen = [taps(d, at, dtype) for d, at in zip(dimensions, idx[-rank:], strict=True)]
 
             def total(fixed: tuple[IndexExpr, ...]) -> Expr:
                 if len(fixed) == rank:
-                    return x.at([*place[:-rank], *fixed])
+                    return x.at([*idx[:-rank], *fixed])
                 first, *others = (weight * total((*fixed, at)) for at, weight in chosen[len(fixed)])
                 return sum(others, start=first)
 
@@ -148,9 +148,9 @@ def _nearest(call: Call, x: LazyTensor, size: Sequence[Any], *scales: Any) -> La
     factors = _factors(x.shape[-rank:], size, scales)
     x = stored(call, x)
 
-    def element(place: Indices) -> Expr:
-        inner = [at // const(f) for at, f in zip(place[-rank:], factors, strict=True)]
-        return x.at([*place[:-rank], *inner])
+    def element(idx: Indices) -> Expr:
+        inner = [at // const(f) for at, f in zip(idx[-rank:], factors, strict=True)]
+        return x.at([*idx[:-rank], *inner])
 
     return call.lazy(element)
 
@@ -197,9 +197,9 @@ def _gathering(users: Callable[..., list[Tap]], rank: int, aligns: bool) -> Call
         dtype = compute_dtype(gradient.dtype)
         zero = constant(0, dtype)
 
-        def element(place: Indices) -> Expr:
+        def element(idx: Indices) -> Expr:
             total: Expr = zero
-            own = zip(place[-rank:], factors, inner, strict=True)
+            own = zip(idx[-rank:], factors, inner, strict=True)
             chosen = [users(at, factor, n - 1, dtype) for at, factor, n in own]
             for taps in itertools.product(*chosen):
                 inside: Expr = constant(True, torch.bool)
@@ -207,7 +207,7 @@ def _gathering(users: Callable[..., list[Tap]], rank: int, aligns: bool) -> Call
                 for (at, share), extent in zip(taps, grown.shape[-rank:], strict=True):
                     inside &= within(at, ZERO, extent)
                     weight *= share
-                value = masked(grown.at([*place[:-rank], *(at for at, _ in taps)]), inside)
+                value = masked(grown.at([*idx[:-rank], *(at for at, _ in taps)]), inside)
                 total += where(inside, value * weight, zero)
             return total
 

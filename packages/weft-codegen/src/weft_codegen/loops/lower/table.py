@@ -15,8 +15,8 @@ import torch
 
 from weft_codegen.loops.expr import Expr
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr
+from weft_codegen.loops.lower.lazy_tensor import Element, Indices, LazyTensor
 from weft_codegen.loops.lower.shapes import NoLowering, to_shape
-from weft_codegen.loops.lower.values import Element, Indices, LazyTensor
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[str, Lowering] = {}
@@ -55,9 +55,9 @@ class LoweringContext(Protocol):
         to there along `dim`; it accumulates in `inner`, the dtype of the values."""
 
     def updated(
-        self, call: Call, base: LazyTensor, over: Shape, place: IndexMap, value: Element, mode: str
+        self, call: Call, base: LazyTensor, over: Shape, target: IndexMap, value: Element, mode: str
     ) -> LazyTensor:
-        """A copy of `base` in which value(i) is stored at (or with mode "add", added to) place(i),
+        """A copy of `base` in which value(i) is stored at (or with mode "add", added to) target(i),
         for every index i of the shape `over`."""
 
     def check_index(

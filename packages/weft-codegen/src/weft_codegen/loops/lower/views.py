@@ -23,11 +23,7 @@ from weft_codegen.loops.index import (
     nonnegative,
     product,
 )
-from weft_codegen.loops.lower.masking import masked, within
-from weft_codegen.loops.lower.pointwise import SUPPORTED, number
-from weft_codegen.loops.lower.shapes import to_index, to_shape
-from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
-from weft_codegen.loops.lower.values import (
+from weft_codegen.loops.lower.lazy_tensor import (
     Indices,
     LazyTensor,
     broadcast_index,
@@ -37,6 +33,10 @@ from weft_codegen.loops.lower.values import (
     replaced,
     unflatten,
 )
+from weft_codegen.loops.lower.masking import masked, within
+from weft_codegen.loops.lower.pointwise import SUPPORTED, number
+from weft_codegen.loops.lower.shapes import to_index, to_shape
+from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 
 Element = Callable[[Indices], Expr]
 View = tuple[Callable[[Indices], Indices], IndexExpr]
@@ -49,7 +49,7 @@ def views(*names: str) -> Callable[[Callable[..., View]], Callable[..., LazyTens
     def register(function: Callable[..., View]) -> Callable[..., LazyTensor]:
         def lowering(call: Call, x: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor:
             source, offset = function(call, x, *args, **kwargs)
-            return call.view(x, lambda place: x.at(source(place)), offset)
+            return call.view(x, lambda idx: x.at(source(idx)), offset)
 
         return lowers(*names)(lowering)
 
@@ -64,16 +64,16 @@ def _view(call: Call, x: LazyTensor, *args: Any) -> View:
     pairs = zip(shape, x.shape, strict=False)
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
 
-    def source(place: Indices) -> Indices:
-        position = flatten(place[common:], shape[common:])
-        return [*place[:common], *unflatten(position, x.shape[common:])]
+    def source(idx: Indices) -> Indices:
+        position = flatten(idx[common:], shape[common:])
+        return [*idx[:common], *unflatten(position, x.shape[common:])]
 
     return source, ZERO
 
 
 @views("aten.alias", "aten.detach", "aten.lift_fresh")
 def _identity(call: Call, x: LazyTensor) -> View:
-    return lambda place: place, ZERO
+    return lambda idx: idx, ZERO
 
 
 @views("aten.as_strided")
@@ -86,13 +86,13 @@ def _as_strided(
     offset = to_index(storage_offset or 0)
     last = offset + offset_of([extent - 1 for extent in shape], strides)
     require(in_range(last, product(x.shape)), "as_strided outside its argument")
-    return lambda place: unflatten(offset + offset_of(place, strides), x.shape), offset
+    return lambda idx: unflatten(offset + offset_of(idx, strides), x.shape), offset
 
 
 @views("aten.permute")
 def _permute(call: Call, x: LazyTensor, dims: Sequence[int]) -> View:
     source = [normalise_dim(dim, len(x.shape)) for dim in dims]
-    return lambda place: [place[source.index(dim)] for dim in range(len(source))], ZERO
+    return lambda idx: [idx[source.index(dim)] for dim in range(len(source))], ZERO
 
 
 @lowers("aten.transpose")
@@ -106,7 +106,7 @@ def _transpose(call: Call, x: LazyTensor, first: int, second: int) -> LazyTensor
 
 @views("aten.expand")
 def _expand(call: Call, x: LazyTensor, size: Any, implicit: bool = False) -> View:
-    return lambda place: broadcast_index(x.shape, place), ZERO
+    return lambda idx: broadcast_index(x.shape, idx), ZERO
 
 
 def _clamped(bound: Any, extent: IndexExpr, default: IndexExpr) -> IndexExpr:
@@ -129,7 +129,7 @@ def _slice(
     dim = normalise_dim(dim, len(x.shape))
     begin, stride = _clamped(start, x.shape[dim], ZERO), to_index(step)
     offset = begin * x.strides[dim]
-    return lambda place: replaced(place, dim, begin + place[dim] * stride), offset
+    return lambda idx: replaced(idx, dim, begin + idx[dim] * stride), offset
 
 
 @views("aten.select")
@@ -139,7 +139,7 @@ def _select(call: Call, x: LazyTensor, dim: int, index: Any) -> View:
     if not nonnegative(where_):
         require(nonnegative(-where_ - 1), "index of unknown sign")
         where_ = where_ + x.shape[dim]
-    return lambda place: [*place[:dim], where_, *place[dim:]], where_ * x.strides[dim]
+    return lambda idx: [*idx[:dim], where_, *idx[dim:]], where_ * x.strides[dim]
 
 
 @lowers("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split")
@@ -158,8 +158,8 @@ def _diagonal(call: Call, x: LazyTensor, offset: int = 0, dim1: int = 0, dim2: i
     first, second = normalise_dim(dim1, rank), normalise_dim(dim2, rank)
     down, right = const(max(0, -offset)), const(max(0, offset))
 
-    def source(place: Indices) -> Indices:
-        rest, along = list(place[:-1]), place[-1]
+    def source(idx: Indices) -> Indices:
+        rest, along = list(idx[:-1]), idx[-1]
         diagonal = {first: along + down, second: along + right}
         return [diagonal[k] if k in diagonal else rest.pop(0) for k in range(rank)]
 
@@ -175,12 +175,12 @@ def _cat(call: Call, tensors: Sequence[Any], dim: int = 0) -> LazyTensor:
     dim = normalise_dim(dim, len(parts[0].shape))
     dtype = compute_dtype(call.fake.dtype)
 
-    def element(place: Indices) -> Expr:
+    def element(idx: Indices) -> Expr:
         begin = ZERO
         choices: list[tuple[Expr, Expr]] = []
         for part in parts:
-            inside = within(place[dim], begin, begin + part.shape[dim])
-            value = cast(part.at(replaced(place, dim, place[dim] - begin)), dtype)
+            inside = within(idx[dim], begin, begin + part.shape[dim])
+            value = cast(part.at(replaced(idx, dim, idx[dim] - begin)), dtype)
             choices.append((inside, masked(value, inside)))
             begin = begin + part.shape[dim]
         result = choices[-1][1]
@@ -201,9 +201,9 @@ def _constant_pad(call: Call, x: LazyTensor, pad: Sequence[Any], value: Any = 0)
         before[rank - 1 - k], after[rank - 1 - k] = to_index(pad[2 * k]), to_index(pad[2 * k + 1])
     dtype = compute_dtype(call.fake.dtype)
 
-    def element(place: Indices) -> Expr:
+    def element(idx: Indices) -> Expr:
         inside: Expr = constant(True, torch.bool)
-        inner = [at - low for at, low in zip(place, before, strict=True)]
+        inner = [at - low for at, low in zip(idx, before, strict=True)]
         for at, low, high, extent in zip(inner, before, after, x.shape, strict=True):
             first = at if low is ZERO else ZERO
             inside &= within(at, first, extent if high is not ZERO else at + 1)
@@ -216,8 +216,8 @@ def _constant_pad(call: Call, x: LazyTensor, pad: Sequence[Any], value: Any = 0)
 def _flip(call: Call, x: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     flipped = {normalise_dim(dim, len(x.shape)) for dim in dims}
 
-    def element(place: Indices) -> Expr:
-        dims = enumerate(zip(place, x.shape, strict=True))
+    def element(idx: Indices) -> Expr:
+        dims = enumerate(zip(idx, x.shape, strict=True))
         return x.at([extent - 1 - at if k in flipped else at for k, (at, extent) in dims])
 
     return call.lazy(element)
@@ -230,13 +230,13 @@ def _in_pieces(at: Element, dim: int, pieces: Sequence[tuple[int, int]]) -> Elem
         pieces: where each begins, and its offset.
     """
 
-    def element(place: Indices) -> Expr:
+    def element(idx: Indices) -> Expr:
         result, end = None, None
         for begin, offset in reversed(pieces):
-            inside = index_value(place[dim]) >= index_value(const(begin))
+            inside = index_value(idx[dim]) >= index_value(const(begin))
             if end is not None:
-                inside &= index_value(place[dim]) < index_value(const(end))
-            value = masked(at(replaced(place, dim, place[dim] - offset)), inside)
+                inside &= index_value(idx[dim]) < index_value(const(end))
+            value = masked(at(replaced(idx, dim, idx[dim] - offset)), inside)
             result, end = value if result is None else where(inside, value, result), begin
         assert result is not None
         return result
@@ -262,7 +262,7 @@ def _roll(call: Call, x: LazyTensor, shifts: Any, dims: Sequence[int] = ()) -> L
 def _unfold(call: Call, x: LazyTensor, dim: int, size: Any, step: Any) -> View:
     require(len(x.shape) > 0, "unfold of a scalar")
     dim, stride = normalise_dim(dim, len(x.shape)), to_index(step)
-    return lambda place: replaced(place[:-1], dim, place[dim] * stride + place[-1]), ZERO
+    return lambda idx: replaced(idx[:-1], dim, idx[dim] * stride + idx[-1]), ZERO
 
 
 @lowers("aten.repeat")
@@ -272,9 +272,9 @@ def _repeat(call: Call, x: LazyTensor, repeats: Sequence[Any]) -> LazyTensor:
     last = repeats[-1] if count and x.shape[-1].is_const and call.fake.dtype in SUPPORTED else 0
     cut = isinstance(last, int) and 1 < last <= 8
 
-    def element(place: Indices) -> Expr:
-        inner = [at % extent for at, extent in zip(place[rank - count :], x.shape, strict=True)]
-        return x.at([*inner[:-1], place[-1]] if cut else inner)
+    def element(idx: Indices) -> Expr:
+        inner = [at % extent for at, extent in zip(idx[rank - count :], x.shape, strict=True)]
+        return x.at([*inner[:-1], idx[-1]] if cut else inner)
 
     if not cut:
         return call.lazy(element)
@@ -292,9 +292,9 @@ def _scatter_into(
     """`x` with the elements where `inside` holds taken from `source` at `inner`."""
     require(call.fake.dtype in SUPPORTED and source.dtype is x.dtype, "dtype")
 
-    def element(place: Indices) -> Expr:
-        test = inside(place)
-        return where(test, masked(source.at(inner(place)), test), x.at(place))
+    def element(idx: Indices) -> Expr:
+        test = inside(idx)
+        return where(test, masked(source.at(inner(idx)), test), x.at(idx))
 
     return call.lazy(element)
 
@@ -317,16 +317,16 @@ def _slice_scatter(
     if stride is ONE and source.shape[dim] == x.shape[dim] and source.dtype is x.dtype:
         return call.lazy(source.at)
 
-    def inside(place: Indices) -> Expr:
-        at = place[dim]
+    def inside(idx: Indices) -> Expr:
+        at = idx[dim]
         test = within(at, begin, last)
         if stride is not ONE:
             test &= apply("eq", index_value((at - begin) % stride), index_value(ZERO))
         return test
 
-    def inner(place: Indices) -> list[IndexExpr]:
-        at = place[dim] - begin
-        return replaced(place, dim, at if stride is ONE else at // stride)
+    def inner(idx: Indices) -> list[IndexExpr]:
+        at = idx[dim] - begin
+        return replaced(idx, dim, at if stride is ONE else at // stride)
 
     return _scatter_into(call, x, source, inside, inner)
 
@@ -338,9 +338,9 @@ def _diagonal_scatter(
     first, second = normalise_dim(dim1, len(x.shape)), normalise_dim(dim2, len(x.shape))
     down = max(0, -offset)
 
-    def inner(place: Indices) -> list[IndexExpr]:
-        rest = [at for k, at in enumerate(place) if k not in (first, second)]
-        return [*rest, place[first] - down]
+    def inner(idx: Indices) -> list[IndexExpr]:
+        rest = [at for k, at in enumerate(idx) if k not in (first, second)]
+        return [*rest, idx[first] - down]
 
     return _scatter_into(
         call,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.index import ONE, ZERO, Atom, Axis, IndexExpr, atoms, axis, nonnegative
-from weft_codegen.loops.lower.values import flatten
+from weft_codegen.loops.lower.lazy_tensor import flatten
 from weft_codegen.loops.steps import coefficient
 
 _fresh = itertools.count()

@@ -16,7 +16,12 @@ import torch
 
 from weft_codegen.loops.expr import Expr, apply
 from weft_codegen.loops.index import ONE, IndexExpr, as_axis, product
-from weft_codegen.loops.lower.values import LazyTensor, broadcast_at, contiguous_strides, offset_of
+from weft_codegen.loops.lower.lazy_tensor import (
+    LazyTensor,
+    broadcast_at,
+    contiguous_strides,
+    offset_of,
+)
 from weft_codegen.loops.program import CPU, Buffer, BufferRef, Compute, Extern, Program, Step
 from weft_codegen.loops.schedule.align import new_axis
 

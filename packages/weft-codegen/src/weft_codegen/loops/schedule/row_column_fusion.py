@@ -18,7 +18,7 @@ import torch
 
 from weft_codegen.loops.expr import Expr, load
 from weft_codegen.loops.index import IndexExpr, as_axis, const, product
-from weft_codegen.loops.lower.values import contiguous_strides
+from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Alias, Buffer, Extern, Program, step_writes
 from weft_codegen.loops.schedule.align import linear, new_axis, row_major

@@ -16,8 +16,8 @@ import torch
 
 from weft_codegen.loops.expr import Apply, Expr, load, where
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, const, product
+from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
 from weft_codegen.loops.lower.masking import masked, within
-from weft_codegen.loops.lower.values import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
 from weft_codegen.loops.rewrite import Rewriter

@@ -19,7 +19,7 @@ from triton.runtime.jit import type_canonicalisation_dict
 
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel
 from weft_codegen.kernels.triton.interpreter import InterpretedLibdevice
-from weft_codegen.kernels.triton.values import ALIGNED
+from weft_codegen.kernels.triton.triton_expr import ALIGNED
 
 SM90 = GPUTarget("cuda", 90, 32)
 

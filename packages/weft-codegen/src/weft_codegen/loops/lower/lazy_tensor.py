@@ -79,7 +79,7 @@ def broadcast_at(tensor: LazyTensor, where: Indices) -> Expr:
 def broadcast_index(shape: Indices, where: Indices) -> list[IndexExpr]:
     """The index in `shape` that broadcasting pairs with `where` of a larger shape."""
     inner = where[len(where) - len(shape) :]
-    return [ZERO if size is ONE else place for size, place in zip(shape, inner, strict=True)]
+    return [ZERO if size is ONE else at for size, at in zip(shape, inner, strict=True)]
 
 
 def replaced(where: Indices, dim: int, at: IndexExpr) -> list[IndexExpr]:
@@ -115,8 +115,8 @@ def is_dense(shape: Indices, strides: Indices) -> bool:
 def flatten(where: Indices, shape: Indices) -> IndexExpr:
     """Row-major position of `where` in `shape`."""
     position = ZERO
-    for place, extent in zip(where, shape, strict=True):
-        position = position * extent + place
+    for at, extent in zip(where, shape, strict=True):
+        position = position * extent + at
     return position
 
 

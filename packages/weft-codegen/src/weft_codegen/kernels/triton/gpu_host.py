@@ -1,7 +1,7 @@
 """Writes the host of a program on one GPU, as kernels/host.py does for a CPU.
 
 A kernel's launch is a call of the driver, which the caller makes (`launch` of weft.h). Each kernel
-has two variants: for buffers that begin at multiples of `values.ALIGNED` bytes, and, compiled when
+has two variants: for buffers that begin at multiples of `ALIGNED` bytes, and, compiled when
 some do not, for any. Where only Python can launch kernels (Triton's interpreter, other drivers),
 a launch is a step in Python. What runs on the CPU alone (steps that an optimizer counts) is C.
 """
@@ -15,7 +15,7 @@ from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.emit_c import KernelCode
 from weft_codegen.kernels.host import HostWriter, pointer_c, step_arguments
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel
-from weft_codegen.kernels.triton.values import ALIGNED, NoTritonForm
+from weft_codegen.kernels.triton.triton_expr import ALIGNED, NoTritonForm
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.index import ONE
 from weft_codegen.loops.program import CPU, Launch, Program

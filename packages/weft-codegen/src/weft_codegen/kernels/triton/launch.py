@@ -22,10 +22,10 @@ from weft_codegen.kernels.build import Sources, build
 from weft_codegen.kernels.emit_c import KernelCode, emit_kernel
 from weft_codegen.kernels.externs import DEVICE_TYPES
 from weft_codegen.kernels.load import CompiledGraph, describe
-from weft_codegen.kernels.triton.build import compile_phase, functions, options
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel, emit
-from weft_codegen.kernels.triton.host import GpuHostWriter, runs_on_cpu
-from weft_codegen.kernels.triton.values import ALIGNED, NoTritonForm
+from weft_codegen.kernels.triton.gpu_host import GpuHostWriter, runs_on_cpu
+from weft_codegen.kernels.triton.jit import compile_phase, functions, options
+from weft_codegen.kernels.triton.triton_expr import ALIGNED, NoTritonForm
 from weft_codegen.loops import program as ir
 
 Launch = Callable[..., None]
@@ -119,7 +119,7 @@ def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Loader
     """What gives a Kernel that runs `phase`; where the driver is not CUDA's, or kernels are
     interpreted, a function of (stream, number of programs, *buffers, *sizes).
 
-    Called with True, for buffers that all begin at multiples of `values.ALIGNED` bytes, which is
+    Called with True, for buffers that all begin at multiples of `ALIGNED` bytes, which is
     compiled at once; with False for any, compiled when it is first asked for.
     """
     if triton.knobs.runtime.interpret:
