@@ -206,7 +206,7 @@ def docs(session: nox.Session) -> None:
     """Run the code of the tutorials, then build the documentation."""
     _install_all(session, "sphinx", "myst-parser", "furo")
     session.run("python", "-m", "pytest", "-q", "integration/test_integration_docs.py")
-    session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build/html")
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
 
 
 @nox.session

@@ -1,16 +1,30 @@
-"""The code in the README and in the tutorials runs, and each example of a break breaks."""
+"""The docs: their code runs, examples of breaks break, and what pages name is in the sources."""
 
 import functools
 import re
+import types
 from pathlib import Path
 
 import pytest
 import torch
 import weft
+import weft_aot
 import weft_capture
+import weft_codegen
+import weft_compiled_autograd
+import weft_guards
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/tutorials/*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", DOCS / "index.md"]
+PAGES += sorted([*DOCS.glob("tutorials/*.md"), *DOCS.glob("how-to/*.md")])
+ARCHITECTURE = sorted(DOCS.glob("architecture/*.md"))
+CODE = sorted(
+    path
+    for folder in ("packages", "integration", "benchmarks")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".pyi", ".c", ".h", ".toml")
+)
 
 
 def blocks(page):
@@ -71,8 +85,49 @@ def check_printed(page, block, names):
     return len(wanted)
 
 
-def test_the_package_pages_that_the_index_names_exist():
-    index = (ROOT / "docs" / "index.md").read_text()
-    pages = re.findall(r"^((?:tutorials|architecture)/\S+)$", index, re.MULTILINE)
-    assert [page for page in pages if not (ROOT / "docs" / f"{page}.md").exists()] == []
-    assert len(pages) >= 8
+@pytest.mark.parametrize("page", ARCHITECTURE, ids=lambda page: page.stem)
+def test_an_architecture_page_is_short_and_has_a_figure_or_a_table(page):
+    text = page.read_text()
+    assert "```text" in text or "\n|---" in text or "\n| --- " in text
+    if page.stem != "names":
+        assert len(text.split()) <= 900
+        assert text.count("\n## ") >= 1
+
+
+@functools.cache
+def words_of_the_sources():
+    return {word for path in CODE for word in re.findall(r"\w+", path.read_text(errors="ignore"))}
+
+
+NOT_OURS = {"-ffast-math", "produce_guards", "aoti_torch_get_*"}
+
+
+@pytest.mark.parametrize("page", ARCHITECTURE, ids=lambda page: page.stem)
+def test_what_an_architecture_page_names_is_in_the_sources(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    if page.stem == "names":  # the old names in the first column are gone
+        text = re.sub(r"^\|[^|]*\|", "", text, flags=re.M)
+    unknown = []
+    for quoted in set(re.findall(r"`([^`\n]+)`", text)) - NOT_OURS:
+        if re.fullmatch(r"[\w/.-]+\.(py|c|h)", quoted):
+            if not any(f"/{path}".endswith(f"/{quoted}") for path in CODE):
+                unknown.append(quoted)
+        elif set(re.findall(r"[A-Za-z_]\w{2,}", quoted)) - words_of_the_sources():
+            unknown.append(quoted)
+    assert unknown == []
+
+
+@pytest.mark.parametrize(
+    "package", [weft, weft_capture, weft_guards, weft_aot, weft_codegen, weft_compiled_autograd]
+)
+def test_the_reference_has_every_public_name_of_a_package(package):
+    name = package.__name__
+    text = (DOCS / "reference" / f"{name.replace('_', '-')}.rst").read_text()
+    if re.search(rf"automodule:: {name}\n(?!   :no-members:)", text):
+        return  # all of them
+    public = [name for name in getattr(package, "__all__", vars(package)) if name[0] != "_"]
+    public = [n for n in public if not isinstance(getattr(package, n), types.ModuleType)]
+    listed = set(re.findall(r"auto\w+:: (?:[\w.]+\.)?(\w+)$", text, re.MULTILINE))
+    modules = re.findall(r"automodule:: (\S+)", text)
+    public = [n for n in public if getattr(getattr(package, n), "__module__", "") not in modules]
+    assert set(public) - {"settings"} <= listed

@@ -368,7 +368,7 @@ class BreakRecord:
 
     @property
     def where(self) -> str:
-        """`file:line` of the innermost user frame."""
+        """The file and line of the innermost user frame."""
         if not self.user_stack:
             return "<unknown>"
         frame = self.user_stack[-1]

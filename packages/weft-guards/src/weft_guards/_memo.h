@@ -1,5 +1,5 @@
 /* What a run that passed leaves for the next one: a list of steps that compare roots and versions of
- * dicts, and test only what those say nothing about (docs/architecture/guards.md says why).
+ * dicts, and test only what those say nothing about (docs/architecture/guards-checks.md says why).
  *
  * A memo holds no references: no object is touched before something alive was found to point to it.
  * A step that finds another object makes the memo STALE: the whole program runs, and remembers again.

@@ -2,7 +2,7 @@
 
 Offsets are found by searching for words that torch's Python interface reports, and all that C then
 reads is validated against Python at first use. Where something is absent or differs, on any torch,
-the Python form of checks does the work (docs/architecture/guards.md, "Reading torch from C").
+the Python form of checks does the work. docs/architecture/guards-checks.md explains it.
 """
 
 from __future__ import annotations

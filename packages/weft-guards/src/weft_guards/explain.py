@@ -36,7 +36,7 @@ class Miss:
 
     @property
     def user_line(self) -> str:
-        """`file:line` of the innermost user frame, or an empty text."""
+        """The file and line of the innermost user frame, or an empty text."""
         return "".join(f"{frame.filename}:{frame.lineno}" for frame in self.guard.user_stack[-1:])
 
     def __str__(self) -> str:

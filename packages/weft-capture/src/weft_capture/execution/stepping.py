@@ -2,8 +2,8 @@
 
 The captured frame is stepped, and so is every frame that a stepped frame's CALL inlines. A break
 rolls back one step, or the user's call of a library function, or all steps from one that has to run
-eagerly (`OuterFrame.break_at`), and ends execution with `Stop`. docs/architecture/capture.md
-explains why.
+eagerly (`OuterFrame.break_at`), and ends execution with `Stop`.
+docs/architecture/capture-breaks.md explains why.
 """
 
 from __future__ import annotations

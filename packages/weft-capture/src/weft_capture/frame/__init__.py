@@ -1,6 +1,6 @@
 """The frame-evaluation hook: replacement code for chosen functions, per thread.
 
-docs/architecture/capture-bytecode.md tells what each function does and how frames go by.
+docs/architecture/capture-frame.md tells what each function does and how frames go by.
 """
 
 from __future__ import annotations

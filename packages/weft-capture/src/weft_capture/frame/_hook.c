@@ -2,7 +2,7 @@
  *
  * While a thread is inside run(on_miss, ...), every Python frame that it starts comes through
  * hook_eval(); what happens to it lies in its code object's extra slot. The package's docstring
- * says what the functions do, docs/architecture/capture-bytecode.md why.
+ * says what the functions do, docs/architecture/capture-frame.md why.
  */
 #include "tail_calls.h"
 

@@ -2,7 +2,7 @@
 
 Each entry of a code object is a file: guards, replacement code, graph. Another process looks up the
 names in it, tests its guards, and passes the graph to its backend. It skips an entry where anything
-differs. docs/architecture/capture.md explains why that is correct.
+differs. docs/architecture/capture-cache.md explains why that is correct.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Entries: code that continues the inlined frames of a break (figure in docs/architecture).
+"""Entries: code that continues the inlined frames of a break .
 
 An entry has the name, file, lines and exception handlers of an inlined function, and gets its live
 variables and operand stack. The innermost entry runs the breaking instruction eagerly, each other
 one calls the next entry; all continue in a resume function. They have no guards.
+docs/architecture/capture-breaks.md has a figure.
 """
 
 from __future__ import annotations
