@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core import events
+from weft_core import events, recording
 from weft_core.dumps import dump_graph
 from weft_core.errors import Unsupported
 from weft_core.fake import fake_inputs
@@ -72,16 +72,16 @@ def aot_compile(
     except Unsupported as reason:
         events.notify(f"a graph runs without being compiled: {reason}", eager=True)
         return gm
-    _show("aot_joint_graph", "joint graph", joint.module)
+    _show("aot_joint_graph", "joint graph", joint.module, keep=bool(joint.gradients))
     if not joint.gradients:
         compile_one = inference_compiler or fw_compiler
-        built = build_inference(joint, _compile(compile_one, joint.module))
+        built = build_inference(joint, _compile(compile_one, joint.module, "inference graph"))
         return built if flat is None else flat.wrap(built, joint)
     with events.span("aot.partition"):
         parts = partition_fn(joint)
     _show("aot_graphs", "forward graph", parts.forward)
     _show("aot_graphs", "backward graph", parts.backward)
-    forward = _compile(fw_compiler, parts.forward)
+    forward = _compile(fw_compiler, parts.forward, "forward graph")
     how = _compile_later if settings.lazy_backward else _compile
     compile_backward = functools.partial(how, bw_compiler or fw_compiler)
     built = build_training(joint, parts, forward, compile_backward, program)
@@ -105,15 +105,22 @@ def _trace_flat(
     return trace_joint(program, given, decompositions, same_as=same_as)
 
 
-def _compile(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:
+def _compile(
+    compiler: Compiler,
+    module: fx.GraphModule,
+    title: str = "backward graph",
+    parent: int | None = None,
+) -> Callable[..., Any]:
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    return compiler(module, examples)
+    with recording.inside("aten", lambda: _record(title, module), parent):
+        return compiler(module, examples)
 
 
 def _compile_later(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:
     """A callable that compiles `module` at its first call; threads wait for the one that does."""
     lock = threading.RLock()
-    compiled = functools.cache(functools.partial(_compile, compiler, module))
+    compile_now = functools.partial(_compile, compiler, module, parent=recording.here())
+    compiled = functools.cache(compile_now)
 
     def known() -> Callable[..., Any]:
         with lock:
@@ -133,7 +140,13 @@ def _compile_later(compiler: Compiler, module: fx.GraphModule) -> Callable[..., 
     return run
 
 
-def _show(artifact: str, title: str, module: fx.GraphModule) -> None:
+def _record(title: str, module: fx.GraphModule) -> dict[str, Any]:
+    return {"title": title, "rows": recording.graph_rows(module.graph)}
+
+
+def _show(artifact: str, title: str, module: fx.GraphModule, keep: bool = False) -> None:
+    if keep:
+        recording.keep("aten", lambda: _record(title, module))
     dump_graph(f"aot.{title.replace(' ', '_')}", module)
     if events.enabled(artifact):
         text = module.print_readable(print_output=False)

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule
 from torch.utils.weak import WeakIdKeyDictionary
+from weft_core import recording
 from weft_core.arguments import checked
 from weft_core.collector import collector_paused
 from weft_core.errors import CompilerUnavailable, WeftError
@@ -38,7 +39,15 @@ from weft_capture.output.capture_cache import CaptureCache
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.policy import selection, stance
 from weft_capture.policy.coroutine_entry import SUSPENDING, driven, in_pieces
-from weft_capture.policy.reports import CodeLog, Report, collected, count_ops, gather, lost_record
+from weft_capture.policy.reports import (
+    CodeLog,
+    Report,
+    collected,
+    count_ops,
+    gather,
+    graph_record,
+    lost_record,
+)
 from weft_capture.policy.selection import (
     has_tensor_work,
     is_launcher,
@@ -215,8 +224,9 @@ class Capture:
         code = function.__code__
         try:
             kept = self._kept_for(function)
-            restored = kept and restore(kept, function, flat_args, self._record_graph)
-            task = Task(function, flat_args, self.request, self._record_graph, cache.policy)
+            backend = functools.partial(self._record_graph, code)
+            restored = kept and restore(kept, function, flat_args, backend)
+            task = Task(function, flat_args, self.request, backend, cache.policy)
             converted = restored or convert(task)
             return self._install(cache, function, flat_args, converted)
         except WeftError:
@@ -243,9 +253,12 @@ class Capture:
                 self._kept[code] = CaptureCache(function, self.request.fullgraph, rules.dynamic)
         return self._kept.get(code)
 
-    def _record_graph(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    def _record_graph(
+        self, code: types.CodeType, graph: GraphModule, inputs: list[Any]
+    ) -> Callable[..., Any]:
         self._graphs = [ref for ref in self._graphs if ref() is not None] + [weakref.ref(graph)]
-        return self.request.backend(graph, inputs)
+        with recording.inside("graph", lambda: graph_record(self.log(code), code, graph)):
+            return self.request.backend(graph, inputs)
 
     @property
     def graphs(self) -> list[GraphModule]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core import events
+from weft_core import events, recording
 from weft_core.dumps import graph_script
 from weft_core.errors import BackendCompilerError, CompilerUnavailable, WeftError
 from weft_core.fake import fake_inputs
@@ -41,6 +41,7 @@ from weft_codegen.loops.program import CPU, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import Eager, measured
+from weft_codegen.program_record import program_record
 from weft_codegen.trace import dump_of, write_program
 from weft_codegen.tune import loop_wins
 
@@ -126,6 +127,7 @@ def make_program(
         program = schedule(lowered, fuse=options.epilogue_fusion, prefer=prefer)
     if settings.verify_ir:
         verify_program(program)
+    recording.keep("program", lambda: program_record(lowered, program, gm))
     if dump:
         write_program(dump, program, diagram=options.trace_graph_diagram)
     if events.enabled("schedule"):

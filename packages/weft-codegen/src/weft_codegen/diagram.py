@@ -27,6 +27,7 @@ class _Box:
     kind: str
     lines: tuple[str, ...]
     sources: tuple[tuple[int, str], ...]
+    step: int | None = None
 
     @property
     def width(self) -> float:
@@ -69,7 +70,7 @@ def _boxes(program: Program) -> Iterable[_Box]:
             maker[name] = count
             count += 1
             yield _Box("end", (buffer_text(program.buffers[name]),), ())
-    for step in program.steps:
+    for position, step in enumerate(program.steps):
         if isinstance(step, Alias):
             maker[step.name] = maker[step.base]
             continue
@@ -80,7 +81,7 @@ def _boxes(program: Program) -> Iterable[_Box]:
         kind = "kernel" if isinstance(step, Launch) else "operator"
         head = step.kernel if isinstance(step, Launch) else str(step.op)
         lines = (textwrap.shorten(line, _WIDEST) for line in by_line(step.origins))
-        yield _Box(kind, (head, *lines), sources)
+        yield _Box(kind, (head, *lines), sources, position)
     for position, output in enumerate(program.outputs):
         if isinstance(output, BufferRef):
             text = f"output {position}: {buffer_text(program.buffers[output.name])}"
@@ -109,7 +110,8 @@ def _drawn(box: _Box, x: float, y: float) -> str:
         f'<text x="{x + _PAD:.0f}" y="{y + _PAD + _LINE * (k + 0.75):.0f}">{escape(line)}</text>'
         for k, line in enumerate(box.lines)
     )
+    step = "" if box.step is None else f' data-step="{box.step}"'
     return (
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" rx="4" '
-        f'fill="{_COLOURS[box.kind]}" stroke="#444"/>{lines}'
+        f'<g{step}><rect x="{x:.0f}" y="{y:.0f}" width="{box.width:.0f}" '
+        f'height="{box.height:.0f}" rx="4" fill="{_COLOURS[box.kind]}" stroke="#444"/>{lines}</g>'
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core import cachedir, events
+from weft_core import cachedir, events, recording
 from weft_core.cachedir import cache_dir, package_digest, read_checked
 
 from weft_codegen.config import settings
@@ -49,8 +49,8 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
     """
     if settings.interpret or settings.verify_ir:
         return None
-    if any(events.enabled(artifact) for artifact in ("schedule", "fusion", "output_code")):
-        return None
+    if any(map(events.enabled, events.CODEGEN_ARTIFACTS)) or recording.current() is not None:
+        return None  # each stage shows what it makes
     try:
         lines = _lines(gm)
     except _NotCacheable as reason:

@@ -42,6 +42,9 @@ ARTIFACTS: dict[str, str] = {
 }
 """Every artifact with what it shows."""
 
+CODEGEN_ARTIFACTS = ("schedule", "fusion", "output_code")
+"""Those that show what codegen makes of a graph: while one is on, it makes it again."""
+
 counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 """Counts of what happened, by group: `counters["stats"]["unique_graphs"]`."""
 
@@ -103,7 +106,7 @@ def notify(text: str, *, eager: bool = False, quiet: bool = False) -> None:
         eager: a graph runs op by op because of it; `uncompiled` collects that.
         quiet: only reports show it.
     """
-    with _timings_lock:
+    with timings_lock:
         notified[text] += 1
         first = notified[text] == 1
     if eager:
@@ -172,7 +175,7 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
-_timings_lock = threading.Lock()
+timings_lock = threading.Lock()
 _timings_log = logger("core", "timings")
 
 
@@ -207,7 +210,7 @@ def span(stage: str, detail: str = "") -> Iterator[None]:
     finally:
         spans.pop()
         elapsed = time.perf_counter() - here.start
-        with _timings_lock:
+        with timings_lock:
             total = timings[stage]
             total.seconds += elapsed - here.inner
             total.count += 1
@@ -230,7 +233,7 @@ def _log_span(done: _OpenSpan, elapsed: float, depth: int) -> None:
 
 def timings_table() -> str:
     """Return the stages with their self time, the slowest first, as text."""
-    with _timings_lock:
+    with timings_lock:
         rows = sorted(timings.items(), key=lambda item: -item[1].seconds)
     return "\n".join(f"  {name:<28} {t.seconds * 1e3:10.1f} ms {t.count:6d}x" for name, t in rows)
 
@@ -244,7 +247,7 @@ def reset() -> None:
     """Clear counters, timings and notices; logs stay as they are."""
     counters.clear()
     notified.clear()
-    with _timings_lock:
+    with timings_lock:
         timings.clear()
 
 

@@ -16,6 +16,7 @@ from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
+from weft_core import recording
 from weft_core.errors import RecompileLimit
 from weft_core.events import counters, enabled, logger, notify
 
@@ -40,6 +41,16 @@ def _callers() -> str:
     """Return the user's frames on the stack as a traceback prints them."""
     stack = [f for f in traceback.extract_stack() if "weft_" not in f.filename.replace("-", "_")]
     return "".join(traceback.format_list(stack))
+
+
+def _recompile_record(func: FunctionType, misses: list[Miss], at_limit: bool) -> dict[str, Any]:
+    """Return what a recording keeps of a miss: the frame, and why its newest entry did not fit."""
+    code, rows = func.__code__, []
+    for miss in misses:
+        row = {name: getattr(miss, name) for name in ("what", "old", "new", "remedy", "fix")}
+        rows.append(row | {"guard": str(miss.guard), "line": miss.user_line})
+    frame = (code.co_qualname, code.co_filename, code.co_firstlineno)
+    return {"frame": frame, "misses": rows, "limit": at_limit}
 
 
 Row = tuple[Check, CodeType, "CacheEntry"]
@@ -214,6 +225,7 @@ class CodeCache:
         all_of_them = at_limit or enabled("recompiles_verbose")
         reasons = self.reasons(func, flat_locals, entries if all_of_them else entries[:1])
         self._log_reasons(reasons)
+        recording.keep("recompile", lambda: _recompile_record(func, reasons[0][1], at_limit))
         if not at_limit:
             self.recompiles += [f"{m.what}: {m.old} -> {m.new}" for m in reasons[0][1][:1]]
             counters["guards"]["recompiles"] += 1

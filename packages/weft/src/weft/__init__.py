@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from weft_capture import explain as explain
     from weft_capture import graph_break as graph_break
     from weft_capture import is_compiling as is_compiling
-    from weft_capture import report as report
     from weft_capture import substitute_in_graph as substitute_in_graph
     from weft_guards import mark_dynamic as mark_dynamic
     from weft_guards import mark_static as mark_static
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from weft.mega_cache import save_cache_artifacts as save_cache_artifacts
     from weft.pipeline import aot_autograd as aot_autograd
     from weft.pipeline import cudagraph_mark_step_begin as cudagraph_mark_step_begin
+    from weft.reports import report as report
     from weft.state import reset as reset
     from weft.state import set_stance as set_stance
 
@@ -58,10 +58,11 @@ __version__ = "0.1.0"
 # module -> the names that it has
 _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
-    "graph_break is_compiling report substitute_in_graph",
+    "graph_break is_compiling substitute_in_graph",
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",
     "weft.pipeline": "aot_autograd cudagraph_mark_step_begin",
+    "weft.reports": "report",
     "weft.state": "reset set_stance",
 }
 

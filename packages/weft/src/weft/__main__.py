@@ -1,8 +1,10 @@
-"""`python -m weft`: what weft finds on this machine, and its disk cache.
+"""`python -m weft`: what weft finds on this machine, its disk cache, and reports of scripts.
 
 python -m weft              versions, C compiler, instruction set, threads, cache folder
 python -m weft cache        how many files the disk cache holds, and how large they are
 python -m weft cache clear  delete them
+python -m weft report run.py -o report.html [-- arguments of run.py]
+                            run a script and write what became of it as a page (see weft.report)
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import runpy
 import shlex
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from weft_codegen.kernels import toolchain
@@ -68,6 +73,35 @@ def cache(action: str) -> None:
     print(f"{cachedir.cache_dir()}: {'deleted ' if action == 'clear' else ''}{text}")
 
 
+def report(script: str, arguments: list[str], page: str, trace: str | None) -> int:
+    """Run a script with everything recorded; write the page, also where the script raises.
+
+    Args:
+        script: its path.
+        arguments: its command line.
+        page: the file for `Report.save`.
+        trace: the file for `Report.save_trace`, or None.
+    """
+    weft.config.record = True
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    status: int | str | None = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as leaving:
+        status = leaving.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    outcome = weft.report()
+    print(f"weft: {outcome.save(page).resolve()}", file=sys.stderr)
+    if trace is not None:
+        print(f"weft: {outcome.save_trace(trace).resolve()}", file=sys.stderr)
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    return status if isinstance(status, int) else int(status is not None)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m weft", description=__doc__.split("\n")[0])
@@ -75,7 +109,15 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("env", help="what weft finds on this machine (the default)")
     disk = commands.add_parser("cache", help="the disk cache")
     disk.add_argument("action", nargs="?", choices=["info", "clear"], default="info")
-    chosen = parser.parse_args(arguments)
+    told = commands.add_parser("report", help="run a script and write its report as a page")
+    told.add_argument("script", help="the script; its own arguments come after --")
+    told.add_argument("-o", "--output", default="weft-report.html", help="the page")
+    told.add_argument("--trace", help="also write the time of compiling, for ui.perfetto.dev")
+    given = sys.argv[1:] if arguments is None else arguments
+    end = given.index("--") if "--" in given else len(given)
+    chosen = parser.parse_args(given[:end])
+    if chosen.command == "report":
+        return report(chosen.script, given[end + 1 :], chosen.output, chosen.trace)
     if chosen.command == "cache":
         cache(chosen.action)
     else:

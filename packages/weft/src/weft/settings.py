@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from weft_core import recording
 from weft_core.errors import UnknownSetting
 from weft_core.settings import Settings
 
@@ -32,18 +33,23 @@ class UmbrellaSettings(Settings):
         on_compile_error: `"raise"` a BackendCompilerError, or run the graph in `"eager"` with a
             warning.
         compiled_autograd: capture and compile what the autograd engine runs in `backward()`.
+        record: keep graphs, generated code and times for `weft.report()`, which costs compile time
+            and memory.
         progress: show on stderr what is being compiled; None means on a terminal only.
     """
 
     on_compile_error: Literal["raise", "eager"] = "raise"
     compiled_autograd: bool = False
     progress: bool | None = None
+    record: bool = False
 
     def __setattr__(self, name: str, value: object) -> None:
         before = self.__dict__.get(name, False)
         super().__setattr__(name, value)
         if name == "compiled_autograd" and value != before:
             importlib.import_module("weft.compiled_autograd").switch(value)
+        elif name == "record":
+            recording.switch(bool(value))
 
 
 umbrella = UmbrellaSettings()

@@ -7,17 +7,20 @@ from typing import Any
 
 import weft_capture
 import weft_compiled_autograd
-from weft_core import events
+from weft_core import events, recording
 from weft_core.arguments import checked
 
 from weft.pipeline import CompileRequest, graph_compiler
 
 
 def reset() -> None:
-    """Drop compiled code, counters and timings; the disk cache and the settings stay."""
+    """Drop compiled code, counters, timings and records; the disk cache and the settings stay."""
     weft_capture.reset()
     weft_compiled_autograd.reset()
     events.reset()
+    if recording.current() is not None:
+        recording.switch(False)
+        recording.switch(True)
 
 
 @checked

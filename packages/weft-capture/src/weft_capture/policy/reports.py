@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from traceback import FrameSummary
+from typing import Any
 
 from torch.fx import GraphModule
+from weft_core import recording
 from weft_core.events import notify
 from weft_guards import CodeCache
 
@@ -79,6 +82,12 @@ class CodeLog:
             notify(self.told[-1])
 
 
+def graph_record(log: CodeLog, code: types.CodeType, graph: GraphModule) -> dict[str, Any]:
+    """Return what a recording keeps of a captured graph."""
+    rows = recording.graph_rows(graph.graph)
+    return {"frame": log.key, "piece": code.co_qualname, "ops": count_ops(graph), "rows": rows}
+
+
 def lost_record(code: types.CodeType, reason: str, detail: str) -> BreakRecord:
     """Return the record of a frame that runs eagerly as a whole; `reason` is a break code."""
     where = FrameSummary(code.co_filename, code.co_firstlineno, code.co_name, lookup_line=False)
@@ -101,6 +110,7 @@ class FrameReport:
         not_kept: why other processes capture some of it again.
         uncompiled: why graphs of it run op by op.
         told: the notices that users got about it.
+        caches: its compiled entries, while they live.
     """
 
     name: str
@@ -118,6 +128,7 @@ class FrameReport:
     not_kept: list[str] = field(default_factory=list)
     uncompiled: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    caches: list[weakref.ref[CodeCache]] = field(default_factory=list, repr=False)
 
     def add(self, log: CodeLog) -> None:
         """Count one code object in."""
@@ -131,6 +142,7 @@ class FrameReport:
         self.uncompiled += log.uncompiled
         self.told += log.told + log.uncompiled
         if cache is not None:
+            self.caches.append(weakref.ref(cache))
             self.guards += sum(len(entry.guards) for entry in cache.entries)
             self.recompiles += cache.recompiles
             self.hits += cache.lookup.hits

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -40,6 +39,7 @@ from weft_capture.tensors.inputs import (
     GraphInput,
     check_views,
     check_writes,
+    input_name,
     note_layouts,
     note_writes,
 )
@@ -148,8 +148,7 @@ class GraphBuilder:
 
     def _placeholder(self, source: Source, example: object, real: object) -> Node:
         """Add a placeholder after the existing ones, before all operations."""
-        name = re.sub(r"\W+|_+", "_", source.expr()).strip("_").lower()
-        graph = self.graph
+        graph, name = self.graph, input_name(source)
         with graph.inserting_after(self._last_input):
             node = graph.placeholder(name)
         # Where two sources have one name, fx renames the second node but not its target.

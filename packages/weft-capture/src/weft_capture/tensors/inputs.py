@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,24 @@ from torch.fx import Node
 from weft_core.jagged import is_jagged
 from weft_core.tensor_versions import version_of
 from weft_guards import Guard, MemoryUse
+from weft_guards.explain import program_expr
 from weft_guards.payloads import shares_memory, writes_are_disjoint
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.tensors import subclass, symbolic_scalars
 from weft_capture.tensors.fake_versions import Layout, State
+
+_LONGEST_NAME = 36
+
+
+def input_name(source: Source) -> str:
+    """Return a short name for an input: `blocks_0_weight` for `self.blocks[0].weight`."""
+    words = re.findall(r"[a-z0-9]+", program_expr(source).lower())
+    name = "_".join(words).removeprefix("self_")
+    while len(name) > _LONGEST_NAME and "_" in name:
+        name = name.partition("_")[2]
+    return name[-_LONGEST_NAME:]
 
 
 @dataclass(eq=False)

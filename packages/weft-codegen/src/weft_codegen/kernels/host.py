@@ -17,7 +17,7 @@ from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_tables import Tables
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
-from weft_codegen.kernels.plan import ALIGN, Allocation, make_plan
+from weft_codegen.kernels.plan import ALIGN, Allocation, plan_program
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.program import (
@@ -43,9 +43,7 @@ class HostWriter:
 
     def __init__(self, program: Program, codes: Mapping[str, KernelCode]) -> None:
         self._program, self._device = program, program.device
-        every = enumerate(program.steps)
-        allocate = (k for k, s in every if isinstance(s, Extern) and not externs.writes_into(s))
-        self._plan = plan = make_plan(program, frozenset(allocate))
+        self._plan = plan = plan_program(program)
         self._codes = codes
         self._lines: list[str] = []
         self._tables = Tables(program)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from weft_core import recording
 from weft_core.events import enabled, logger, span
 from weft_core.fake import is_plain
 
@@ -129,6 +130,7 @@ def compile_program(program: Program) -> CompiledGraph:
     """
     with span("codegen.emit"):
         sources, text = emit_program(program)
+    recording.keep("source", lambda: _source_record(program, sources.host))
     if enabled("output_code"):
         _output_code.info("%s", text)
     return CompiledGraph(describe(program, build(sources).stem), tuple(program.constants.values()))
@@ -156,6 +158,13 @@ def emit_program(program: Program) -> tuple[Sources, str]:
     host = HostWriter(program, codes).text()
     kernels = {code.symbol: code.text for code in codes.values()}
     return Sources(host, kernels), "\n\n".join([*kernels.values(), host]) + "\n"
+
+
+def _source_record(program: Program, host: str) -> dict[str, Any]:
+    """What a recording keeps of generated C: `{kernel: [symbol, text]}`, and the host's text."""
+    codes = {name: emit_kernel(kernel) for name, kernel in program.kernels.items()}
+    kernels = {name: (code.symbol, code.text) for name, code in codes.items()}
+    return {"language": "C", "kernels": kernels, "host": host}
 
 
 # ---- loading ----

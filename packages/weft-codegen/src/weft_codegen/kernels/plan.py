@@ -14,7 +14,7 @@ from enum import Enum
 
 import torch
 
-from weft_codegen.kernels.externs import returns_views
+from weft_codegen.kernels.externs import returns_views, writes_into
 from weft_codegen.loops import program as ir
 
 ALIGN = 64
@@ -29,6 +29,13 @@ class Allocation(Enum):
     CONSTANT = "constant"
     OWNED = "owned"
     SCRATCH = "scratch"
+
+
+def plan_program(program: ir.Program) -> MemoryPlan:
+    """The memory plan that the host unit of `program` follows."""
+    steps = enumerate(program.steps)
+    allocate = (k for k, s in steps if isinstance(s, ir.Extern) and not writes_into(s))
+    return make_plan(program, frozenset(allocate))
 
 
 def make_plan(program: ir.Program, allocates: frozenset[int]) -> MemoryPlan:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import triton
-from weft_core import events
+from weft_core import events, recording
 
 from weft_codegen.kernels._entry import Kernel
 from weft_codegen.kernels.build import Sources, build
@@ -49,6 +49,7 @@ def compile_program(program: ir.Program) -> CompiledGraph:
     with events.span("codegen.emit"):
         kernels, codes = _emit(program)
         sources = _sources(program, kernels, codes, direct)
+    recording.keep("source", lambda: _source_record(kernels, codes, sources.host))
     if events.enabled("output_code"):
         texts = [kernel.source for kernel in kernels.values()]
         _output_code.info("%s", "\n\n".join([*texts, *sources.kernels.values(), sources.host]))
@@ -84,6 +85,15 @@ def _emit(program: ir.Program) -> tuple[dict[str, TritonKernel], dict[str, Kerne
             elif step.kernel not in kernels:
                 kernels[step.kernel] = emit(kernel)
     return kernels, codes
+
+
+def _source_record(
+    kernels: dict[str, TritonKernel], codes: dict[str, KernelCode], host: str
+) -> dict[str, Any]:
+    """What a recording keeps of generated Triton, in the form of the CPU's record of C."""
+    texts = {name: (name, kernel.source) for name, kernel in kernels.items()}
+    texts |= {name: (code.symbol, code.text) for name, code in codes.items()}
+    return {"language": "Triton", "kernels": texts, "host": host}
 
 
 def _sources(
