@@ -8,6 +8,8 @@ import dataclasses
 import enum
 import functools
 import math
+import unicodedata
+import zlib
 
 import pytest
 import torch
@@ -350,3 +352,27 @@ def test_captured_whole(case):
     state = check(*case)
     assert not state.breaks
     assert len(state.graphs) <= 1
+
+
+PURE_CALLS = {
+    "zlib.crc32": lambda x: x + zlib.crc32(b"layer.0") % 7,
+    "zlib.adler32": lambda x: x + zlib.adler32(b"layer.0", 3) % 7,
+    "bytes.fromhex": lambda x: x * bytes.fromhex("0a 0b")[1],
+    "unicodedata.normalize": lambda x: x * len(unicodedata.normalize("NFD", "\u00e9")),
+    "unicodedata.category": lambda x: (x, unicodedata.category("A"), unicodedata.name("a")),
+}
+
+
+@pytest.mark.parametrize("name", PURE_CALLS)
+def test_pure_functions_of_constants_run_while_capturing(name):
+    check(PURE_CALLS[name], X)
+
+
+def test_the_errors_of_a_pure_function_are_eagers():
+    def f(x):
+        try:
+            return x * len(bytes.fromhex("0g"))
+        except ValueError as error:
+            return x, str(error)
+
+    check(f, X)

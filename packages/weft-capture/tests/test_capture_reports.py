@@ -13,7 +13,7 @@ import weft_capture
 from capture_check import X, eager_backend, same
 from weft_capture import capture, graph_break, report, reset
 from weft_core.errors import Unsupported
-from weft_core.events import counters
+from weft_core.events import counters, set_logs
 from weft_guards import CacheRules
 
 
@@ -363,3 +363,40 @@ def test_what_reads_values_is_not_said_to_fail_in_eager():
             torch.ones(3)
         )
     assert "if the operation raises there too" in str(caught.value)
+
+
+class Counter:
+    steps, kind = 0, None
+
+
+counter, seen = Counter(), {}
+
+
+def with_effects(x):
+    print(f"at {counter.steps}")
+    counter.steps += 1
+    seen["last"] = "x"
+    Counter.kind = "counts"
+    y = x * 2
+    print(f"sum {y.sum()}")
+    return y
+
+
+def test_the_log_of_side_effects_names_calls_and_writes_in_order(caplog):
+    set_logs(side_effects=True)
+    try:
+        capture(with_effects, eager_backend)(X)
+        capture(helper, eager_backend)(X)
+    finally:
+        set_logs(side_effects=False)
+    first, *rest = (record.getMessage() for record in caplog.records)
+    assert first.splitlines() == [
+        "side effects of with_effects",
+        "  call print before the graph",
+        "  call print after the graph",
+        "  write G['counter'] (Counter): steps",
+        "  write G['seen'] (dict)",
+        "  write Counter.kind",
+    ]
+    assert rest and all(text.splitlines()[1:] == ["  none"] for text in rest)
+    assert (counter.steps, seen, Counter.kind) == (1, {"last": "x"}, "counts")

@@ -164,3 +164,28 @@ def test_truth_values_as_places(name, dtype):
     torch.manual_seed(0)
     table, x = torch.arange(1, 8).to(dtype), torch.randn(100)
     check(TRUTH_AS_PLACES[name], table, torch.randn(100) > 0, x.to(dtype))
+
+
+@pytest.mark.cc
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("count", [1, 8, 69])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_bucketize_counts_the_boundaries_below(dtype, count, right):
+    boundaries = torch.arange(count).to(dtype)
+    x = torch.arange(-2, 2 * count + 2).to(dtype)
+    if dtype.is_floating_point:
+        x = torch.cat([x, x / 2, torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype)])
+    for out_int32 in (False, True):
+        find = torch.bucketize
+        program = check(
+            lambda x, b: find(x + 0, b, right=right, out_int32=out_int32),  # noqa: B023
+            x,
+            boundaries,
+            native=True,
+        )
+        assert _calls(program) == []
+
+
+def test_bucketize_of_many_boundaries_is_a_call():
+    program = check(torch.bucketize, torch.randn(4), torch.arange(2000.0), native=True)
+    assert _calls(program) == ["aten.bucketize.Tensor"]

@@ -43,6 +43,7 @@ from weft_capture.model.attributes import class_guards, class_reads
 from weft_capture.model.contexts import no_saved_tensors_hooks
 from weft_capture.model.dicts import LazyValue
 from weft_capture.model.functions import CellValue, FunctionValue
+from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Value
 from weft_capture.model.scope import library_guards
 from weft_capture.output.assemble import Assembly
@@ -55,6 +56,7 @@ Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 _breaks_log = logger("capture", "graph_breaks")
 _graph_log = logger("capture", "graph")
 _code_log = logger("capture", "graph_code")
+_effects_log = logger("capture", "side_effects")
 
 
 @dataclass
@@ -197,6 +199,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
 
     with _modes_restored(), _own_saved_tensors():
         code, graph = draft.finish(call_backend)
+    _log_effects(tx)
     guards = [*tx.all_guards(), *class_guards(reads), *library_guards(tx.library)]
     kept = to_bytes(tx, code, guards, artifacts[0], artifacts[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)
@@ -303,6 +306,25 @@ def _log_graph(graph: GraphModule) -> None:
         _graph_log.info("captured graph\n%s", "\n".join(lines))
     if enabled("graph_code"):
         _code_log.info("%s", graph.code)
+
+
+def _log_effects(tx: Tracer) -> None:
+    """Log what the replacement code does beside running its graph, in its order."""
+    if not enabled("side_effects"):
+        return
+    lines = []
+    for call in sorted(tx.calls.calls, key=lambda call: call.result.late):
+        name = call.function.__qualname__.removeprefix("_").removesuffix("_now")
+        lines.append(f"  call {name} {'after' if call.result.late else 'before'} the graph")
+    for value in tx.effects.changed:
+        attributes = ", ".join(value.attrs) if isinstance(value, UserObject) else ""
+        text = f"  write {value.source} ({value.python_type().__name__})"
+        lines.append(f"{text}: {attributes}" if attributes else text)
+    for (_, name), (owner, _) in tx.effects.globals.items():
+        text = owner.__qualname__ if isinstance(owner, type) else owner.get("__name__")
+        lines.append(f"  write {text}.{name}")
+    title = f"side effects of {tx.function.__qualname__}"
+    _effects_log.info("%s\n%s", title, "\n".join(lines) or "  none")
 
 
 def _modes_restored() -> torch.set_grad_enabled:

@@ -25,6 +25,7 @@ ARTIFACTS: dict[str, str] = {
     "graph": "each captured graph as a table",
     "graph_code": "each captured graph as Python",
     "graph_breaks": "where capture stopped and why",
+    "side_effects": "what compiled code does beside running its graph: calls, writes to objects",
     "guards": "the guards of each compiled entry",
     "recompiles": "which guard failed when something is compiled again",
     "recompiles_verbose": "the failing guards of every entry, not only the newest",

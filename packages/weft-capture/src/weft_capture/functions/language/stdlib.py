@@ -28,6 +28,7 @@ import traceback
 import types
 import typing
 import weakref
+import zlib
 from typing import Any
 
 import torch
@@ -247,9 +248,10 @@ VARYING_TYPES.update(_MADE)
 pure(*_MADE, decimal.Decimal, ast.literal_eval)
 for _kind in (datetime.date, datetime.datetime):
     pure(_kind.fromisoformat, _kind.fromordinal, datetime.datetime.strptime)
-for _name in ("binascii", "_string", "_json"):
+for _name in ("binascii", "unicodedata", "_string", "_json"):
     pure(*filter(inspect.isbuiltin, vars(importlib.import_module(_name)).values()))
 pure(struct.pack, struct.unpack, struct.unpack_from, struct.iter_unpack, struct.calcsize)
+pure(zlib.adler32, zlib.crc32, bytes.fromhex)
 pure_or_traced(json.dumps, json.loads, re.sub, pprint.pformat, typing.get_origin)
 
 

@@ -77,6 +77,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in ("var", "std"):
         table[getattr(aten, name).correction] = functools.partial(_variance, name)
     table[aten.take.default] = _take
+    table[aten.bucketize.Tensor] = _bucketize
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
@@ -85,6 +86,17 @@ def _table() -> dict[Any, Callable[..., Any]]:
 def _take(x: Any, index: Any) -> Any:
     """An index of what is flattened, which is never read: torch's reads one of no dimensions."""
     return torch.ops.aten.index(x.reshape(-1), [index])
+
+
+def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    """The number of boundaries below each element; in lanes that is faster than a search."""
+    count = boundaries.numel()
+    if x.dtype != boundaries.dtype or not isinstance(count, int) or not 0 < count <= 1024:
+        return NotImplemented
+    value = x.unsqueeze(-1)
+    below = ~(boundaries > value if right else boundaries >= value)  # all of them, for NaN
+    found = below.sum(-1, dtype=torch.int32)
+    return found if out_int32 else found.long()
 
 
 def _variance(name: str, x: Any, *rest: Any, **options: Any) -> Any:
