@@ -186,6 +186,13 @@ def test_bucketize_counts_the_boundaries_below(dtype, count, right):
         assert _calls(program) == []
 
 
+@pytest.mark.parametrize("x", [torch.rand(3, 4).t(), torch.rand(4, 6)[:, ::2], torch.rand(())])
+@pytest.mark.filterwarnings("ignore:.*non-contiguous")
+def test_the_result_of_bucketize_is_contiguous(x):
+    boundaries = torch.tensor([0.2, 0.5, 0.7])
+    assert _calls(check(lambda x, b: torch.bucketize(x, b), x, boundaries)) == []
+
+
 def test_bucketize_of_many_boundaries_is_a_call():
     program = check(torch.bucketize, torch.randn(4), torch.arange(2000.0), native=True)
     assert _calls(program) == ["aten.bucketize.Tensor"]

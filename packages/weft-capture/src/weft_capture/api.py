@@ -350,8 +350,12 @@ def capture(
 
     Args:
         function: a function, method or callable object.
-        backend, fullgraph, rules, first_backend, marks_modules: see `CaptureRequest`.
-        share: calls for one code object with equal ones share what is compiled; None: with no call.
+        backend: (graph module, example inputs) -> callable.
+        fullgraph: raise `Unsupported` at a break instead of compiling up to it.
+        rules: limits of the code caches and which sizes become symbolic.
+        first_backend: compiles the first call under the stance `aot_eager_then_compile`.
+        marks_modules: mark the calls of modules in graphs, for `compile_regions`.
+        share: calls for one code object and an equal value share their entries; None: no sharing.
     """
     request = CaptureRequest(backend, fullgraph, rules, first_backend, marks_modules)
     framed = selection.framed(function)

@@ -95,7 +95,7 @@ def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool 
         return NotImplemented
     value = x.unsqueeze(-1)
     below = ~(boundaries > value if right else boundaries >= value)  # all of them, for NaN
-    found = below.sum(-1, dtype=torch.int32)
+    found = below.sum(-1, dtype=torch.int32).contiguous()
     return found if out_int32 else found.long()
 
 
