@@ -1,6 +1,6 @@
 """Gradients that can be differentiated again: the captured program runs once more, under autograd.
 
-Inputs are remembered as cheaply as may be: saved for the compiled backward anyway, kept alive by
+Inputs are kept as cheaply as possible: saved for the compiled backward anyway, kept alive by
 autograd anyway (leaves), else weakly. One that is gone, and came from another compiled graph, is
 computed again by that one's program. Where a second run could differ from the first (random
 numbers, an input that is gone or was written), the compiled backward makes the gradients, and

@@ -1,4 +1,4 @@
-"""In which order a compiled backward gives leaves their gradients, where hooks can see it.
+"""The order in which leaves get gradients from a compiled backward, where hooks see it.
 
 The engine takes leaves out of its queue in no order that it promises, but nodes made later first.
 So a node that does nothing is made between each leaf and the graph.

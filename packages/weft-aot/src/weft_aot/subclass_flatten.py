@@ -1,10 +1,10 @@
 """Programs with tensors of wrapper classes, as programs of the plain tensors inside.
 
-`FlatProgram` takes what is inside of the arguments, puts them together, runs the program and takes
-its results apart; it is traced and compiled like any other program. What autograd wants for an
-argument is a gradient of the whole tensor, which may be of another class. So such an argument has
-*carriers*: empty tensors shaped like what is inside of its gradient, and it is their gradients.
-What they are, the first trace finds.
+`FlatProgram` takes the inner tensors, builds the arguments of them, runs the program and flattens
+its results. It is traced and compiled like any other program. Autograd wants one gradient for an
+argument, which may be of another class. So each argument has *carriers*: empty tensors with the
+shapes of the inner tensors of its gradient, whose gradients the backward computes. The first trace
+finds these shapes.
 """
 
 from __future__ import annotations

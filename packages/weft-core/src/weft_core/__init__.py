@@ -1,8 +1,8 @@
-"""The ground under every weft package: errors, events, settings, cache folder, fakes, tracing.
+"""What weft packages share: errors, events, settings, cache folder, fake tensors, tracing.
 
-What two packages need is here. The interface is the modules without a leading underscore, which
-docs/architecture/core.md lists. Nothing is imported here, so that importing one module costs only
-that module; `fake` and `tracing` need parts of torch that the others do not.
+Only what two packages need is here. The interface is the modules without a leading underscore
+(docs/architecture/core.md lists them). Nothing is imported here, so that importing one module costs
+only that module; `fake` and `tracing` need parts of torch that the others do not.
 """
 
 import sys

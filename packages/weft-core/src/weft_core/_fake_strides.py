@@ -1,4 +1,4 @@
-"""Strides of results that torch's fake tensors lay out otherwise than a real kernel does."""
+"""Strides of results where torch's fake tensors differ from the real kernel."""
 
 from __future__ import annotations
 

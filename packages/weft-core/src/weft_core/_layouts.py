@@ -1,4 +1,4 @@
-"""Layouts of what decompositions make: those of the operators that they stand for."""
+"""Layouts of decomposed operators: results get the strides of the original operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unusual_results(func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def restride_as(made: Any, wanted: Any) -> Any:
-    """What a decomposition made, with the strides of `wanted` where these are known."""
+    """The result of a decomposition, with the strides of `wanted` where these are known."""
     if isinstance(made, tuple | list) and isinstance(wanted, tuple | list):
         return tuple(map(restride_as, made, wanted))
     if not isinstance(made, torch.Tensor) or not isinstance(wanted, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Folders that only this user can write to, and what takes their place where there can be none.
+"""Folders that only this user can write to, and temporary ones where that is not possible.
 
 A temporary folder stands in for a cache folder that cannot be used: of another user, a file,
 read-only, full. It goes when the process ends; those of killed processes are swept, as are builds
@@ -88,7 +88,7 @@ def replace(root: Path, used: Path | None, error: OSError) -> Path:
 
 
 def secure(folder: Path, *, link: bool = False) -> None:
-    """Make a folder that only this user can write to, or see to it that one there is such.
+    """Create a folder that only this user can write to, or make an existing one private.
 
     Args:
         link: it may be a symbolic link that this user, or the system, made.

@@ -1,4 +1,4 @@
-"""Functions whose own ops trace wrong or not at all, and what is traced in their place."""
+"""Replacements for functions whose operators cannot be traced, or trace wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users pass is checked against declared types: the annotations of settings and functions.
+"""Checks of what users pass against declared types: annotations of settings and functions.
 
 `@checked` on a public function makes its signature the table of its checks. `AtLeast` in an
 `Annotated` type adds a limit: `Annotated[int, AtLeast(1)]`.

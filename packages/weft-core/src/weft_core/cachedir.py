@@ -2,10 +2,10 @@
 
     <root>/key             32 random bytes of this user's, by which entries are sealed
     <root>/<kind>/<name>   an entry: payload, seal
-    <root>/tmp/            files and builds that are not done
+    <root>/tmp/            unfinished files and builds
 
 A seal covers folder, name and payload, so that no entry is taken for another, and nothing that
-another user left is loaded. Files are renamed into place: a reader sees all of one, or none.
+another user left is loaded. Files are renamed into place: a reader sees a whole file or none.
 A folder that cannot be used is replaced by a temporary one for this process (see `_privatedir`).
 """
 

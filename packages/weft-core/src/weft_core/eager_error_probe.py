@@ -1,4 +1,4 @@
-"""What real operators refuse, and fake ones take: `check` asks the real ones.
+"""Errors that real operators raise and fake ones do not: `check` runs the real operators.
 
 A pointwise operator runs for real on single elements, once for each combination of dtypes and
 numbers. Of others, the numbers must fit the dtype, and with dtypes that many of them do not take
@@ -164,7 +164,7 @@ def is_concrete(size: Any) -> bool:
 
 
 def is_self_overlapping(tensor: torch.Tensor) -> bool:
-    """Say whether two elements of a tensor may lie in one place.
+    """Say whether two elements of a tensor may share memory.
 
     Of sizes out of data only what `expand` makes is known.
     """

@@ -13,7 +13,7 @@
 
 Exceptions that the user's own program raises pass through unchanged.
 Each message has the same four parts: code, what happened, why, what to do.
-Each class also takes a lone text, which is then the message: libraries remake errors so.
+Each class also accepts a single string as its message: libraries recreate errors that way.
 """
 
 from __future__ import annotations

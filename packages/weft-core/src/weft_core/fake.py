@@ -308,7 +308,7 @@ def to_fake(
     inner: dict[str, Any] | None = None,
     free_strides: Collection[int] = (),
 ) -> torch.Tensor:
-    """A fake twin of `tensor`: size, stride, dtype, device, requires_grad, leaf or not, Parameter.
+    """A fake of `tensor`: size, stride, dtype, device, requires_grad, leaf or not, Parameter.
 
     `dynamic_dims` names the dimensions that become symbolic (the mode needs a shape environment),
     `unbacked` those among them whose symbols have no example value;

@@ -34,7 +34,7 @@ class Mark:
 
 @checked
 def varying(*, min: int | None = None, max: int | None = None) -> Mark:
-    """Return what stands in a `shapes_spec` for a size or an int that varies within limits."""
+    """Return an entry of a `shapes_spec`: a size or an int that varies within limits."""
     return Mark(Kind.DYNAMIC, min, max)
 
 
@@ -82,7 +82,7 @@ def mark_dynamic(
 def mark_unbacked(
     tensor: torch.Tensor, index: Dims, *, min: int | None = None, max: int | None = None
 ) -> None:
-    """Let nothing depend on what these sizes are; otherwise as `mark_dynamic`.
+    """As `mark_dynamic`, but no code may depend on the value of these sizes.
 
     Capture treats such a size as a number out of a tensor: a branch on it breaks the graph, and
     what an operation assumes of it is checked when it runs. Operations run one by one.
@@ -92,7 +92,7 @@ def mark_unbacked(
 
 @checked
 def maybe_mark_dynamic(tensor: torch.Tensor, index: Dims) -> None:
-    """As `mark_dynamic`, but code that needs a constant there may have it."""
+    """As `mark_dynamic`, but capture may turn the size into a constant."""
     _mark(tensor, index, Mark(Kind.MAYBE))
 
 

@@ -1,4 +1,4 @@
-"""What varied in earlier processes, so that this one compiles it dynamic at once.
+"""Sizes and numbers that varied in earlier processes; this one makes them symbolic at once.
 
 A profile is one file of the cache folder for a code object: the sizes and numbers that became
 symbolic in it. It decides nothing but what is symbolic from the first compile on, which guards then
