@@ -1,7 +1,8 @@
 """Every operator of torch's own operator database through codegen, against eager.
 
     python benchmarks/op_coverage.py run      [--results FILE] [--match TEXT] [--modes ...]
-    python benchmarks/op_coverage.py report   [--results FILE] [--write docs/coverage/operators.md]
+    python benchmarks/op_coverage.py report   [--results FILE] [--write FILE]
+    python benchmarks/op_coverage.py aten     [--write FILE]
 
 A *case* is one operator with one dtype in one mode. Each of its samples is traced forward and
 backward by weft_aot, lowered and scheduled by weft_codegen, run, and compared with eager. Modes:
@@ -10,6 +11,9 @@ backward by weft_aot, lowered and scheduled by weft_codegen, run, and compared w
     dynamic   every size above one symbolic; interpreter
     native    the first samples as one graph, compiled to C (one a sample would take days)
     cuda      the same on a GPU, compiled by Triton (only where asked for)
+
+`report` makes docs/coverage/operator-samples.md of the results. `aten` only traces and lowers some
+samples, and makes docs/coverage/operators.md, a list by aten operator (see aten_ops.py).
 
 Cases run in a worker process, so that one that hangs or crashes costs only itself; results go to
 a file of JSON lines, and a case that is in it is not run again.
@@ -30,13 +34,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-REPORT = ROOT / "docs" / "coverage" / "operators.md"
+REPORT = ROOT / "docs" / "coverage" / "operator-samples.md"
+ATEN_REPORT, ATEN_RESULTS = REPORT.with_name("operators.md"), ROOT / ".coverage-aten.jsonl"
 RESULTS = ROOT / ".coverage-operators.jsonl"
 DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
 MODES = ("static", "dynamic", "native")
 ALL_MODES = (*MODES, "cuda")
 # Samples of a case that are run at most; of float32 with static sizes every one.
-MOST = {"static": 8, "dynamic": 60, "native": 3, "cuda": 3}
+MOST = {"static": 8, "dynamic": 60, "native": 3, "cuda": 3, "aten": 4}
 
 
 def cases(worker: Worker, options: argparse.Namespace) -> Iterator[dict[str, str]]:
@@ -122,14 +127,20 @@ def run(options: argparse.Namespace) -> None:
 
 def work() -> None:
     """The worker: cases from stdin, samples to stdout."""
+    from aten_ops import facts_of  # noqa: PLC0415
     from op_samples import list_cases, run_case  # noqa: PLC0415  torch's test machinery is slow
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what operators print must not mix with the answers
     for line in sys.stdin:
         case = json.loads(line)
-        listed = case["mode"] == "list"
-        for sample in list_cases() if listed else run_case(**case, most=_most(case)):
+        if case["mode"] == "list":
+            samples = list_cases()
+        elif case["mode"] == "aten":
+            samples = facts_of(case["op"], case["dtype"], MOST["aten"])
+        else:
+            samples = run_case(**case, most=_most(case))
+        for sample in samples:
             answers.write(json.dumps(sample) + "\n")
         answers.write("done\n")
 
@@ -265,10 +276,25 @@ def _wrong(results: list[dict[str, Any]]) -> list[str]:
     return ["", "## Wrong", "", *lines] if lines else []
 
 
+def _aten(options: argparse.Namespace) -> None:
+    """Trace and lower samples; write the list by aten operator."""
+    from aten_ops import CLASSES, aten_report  # noqa: PLC0415  see `work`
+    from op_samples import torch_version  # noqa: PLC0415
+
+    options.modes, options.dtypes, options.results = ["aten"], list(CLASSES), ATEN_RESULTS
+    run(options)
+    _write(aten_report(load(ATEN_RESULTS), torch_version), options.write, ATEN_REPORT)
+
+
+def _write(text: str, path: Path | None, default: Path) -> None:
+    """Write a page: to stdout, or to a file of this name or the default one."""
+    print(text) if path is None else (default if path == Path() else path).write_text(text)
+
+
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["run", "report", "worker"])
+    parser.add_argument("what", choices=["run", "report", "aten", "worker"])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--match", default="", help="only operators whose name holds this")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=ALL_MODES)
@@ -276,15 +302,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="time limit of a sample")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds to stop after")
     parser.add_argument("--shard", type=int, nargs=2, default=(0, 1), metavar=("K", "N"))
-    parser.add_argument("--write", type=Path, nargs="?", const=REPORT)
+    parser.add_argument("--write", type=Path, nargs="?", const=Path())
     options = parser.parse_args()
     if options.what == "worker":
         work()
     elif options.what == "run":
         run(options)
+    elif options.what == "aten":
+        _aten(options)
     else:
         text = report(load(options.results))
-        options.write.write_text(text) if options.write else print(text)
+        _write(text, options.write, REPORT)
         if "## Wrong" in text:
             sys.exit("some results are wrong")
 

@@ -57,7 +57,7 @@ def run_case(op: str, dtype: str, mode: str, most: int | None) -> Iterator[dict[
         most: how many samples at most; None for all.
     """
     device = "cuda" if mode == "cuda" else "cpu"
-    samples = list(_samples(DATABASE[op], getattr(torch, dtype), most, device))
+    samples = list(samples_of(DATABASE[op], getattr(torch, dtype), most, device))
     if mode in ("static", "dynamic"):
         for fn, tensors in samples:
             yield _run(fn, tensors, dynamic=mode == "dynamic", native=False)
@@ -71,7 +71,7 @@ def run_case(op: str, dtype: str, mode: str, most: int | None) -> Iterator[dict[
             yield _run(fn, tensors, dynamic=False, native=True)
 
 
-def _samples(op: Any, dtype: torch.dtype, most: int | None, device: str) -> Iterator[Sample]:
+def samples_of(op: Any, dtype: torch.dtype, most: int | None, device: str) -> Iterator[Sample]:
     """Samples as functions of their tensors, those that eager runs."""
     if dtype not in op.supported_dtypes(device):
         return
@@ -168,15 +168,22 @@ def _before_codegen(reason: Exception) -> bool:
 def _program(
     fn: Function, tensors: list[torch.Tensor], dynamic: bool
 ) -> tuple[JointGraph, Program]:
+    joint, fakes = traced(fn, tensors, decompositions(), dynamic)
+    with settings.patch(verify_ir=True):
+        return joint, make_program(joint.module, fakes)
+
+
+def traced(
+    fn: Function, tensors: list[torch.Tensor], table: dict[Any, Any], dynamic: bool = False
+) -> tuple[JointGraph, list[Any]]:
+    """The joint graph of a function for tensors like these, and its fake inputs."""
     mode = fake_mode(make_shape_env() if dynamic else None)
     fakes: list[Any] = []
     for position, tensor in enumerate(tensors):
         dims = [dim for dim, n in enumerate(tensor.shape) if n > 1] if dynamic else None
         fakes.append(to_fake(mode, tensor, dynamic_dims=dims, source_name=f"in{position}"))
     torch.manual_seed(42)
-    joint = trace_joint(fn, fakes, decompositions())
-    with settings.patch(verify_ir=True):
-        return joint, make_program(joint.module, fakes)
+    return trace_joint(fn, fakes, table), fakes
 
 
 def _eager(fn: Function, tensors: list[torch.Tensor]) -> tuple[list[Any], list[Any], list[Any]]:

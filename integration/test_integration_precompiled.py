@@ -354,3 +354,37 @@ def test_fullgraph_does_not_take_what_was_captured_with_breaks(programs):
     """
     assert programs.run(body)["values"][1] == "graph-break"
     assert programs.run()["values"][1] == "graph-break"
+
+
+@pytest.mark.slow
+def test_artifacts_show_the_same_where_the_capture_is_on_disk(programs):
+    """A new artifact that capture writes needs `skipped_by="captures"`."""
+    first, second = (
+        programs.run(
+            """
+            from weft_core import events
+
+            TEXT = "def broken(x):\\n    y = x.sin()\\n    weft.graph_break()\\n    return y * {}"
+
+            out["shown"] = {}
+            for number, artifact in enumerate(events.ARTIFACTS):
+                weft.reset()
+                exec(TEXT.format(number))  # which nothing has captured yet in the first process
+                records = []
+                handler = logging.Handler()
+                handler.emit = lambda record: records.append(record.name)
+                logging.getLogger("weft").addHandler(handler)
+                weft.set_logs(**{artifact: True})
+                run(broken, (torch.ones(3, requires_grad=True),))
+                weft.set_logs(**{artifact: False})
+                logging.getLogger("weft").removeHandler(handler)
+                shown = {name for name in records if name.endswith("." + artifact)}
+                out["shown"][artifact] = sorted(shown)  # of timings there are fewer
+            """
+        )
+        for _ in range(2)
+    )
+    assert second["precompiled"] and not first["precompiled"]
+    assert first["shown"] == second["shown"]
+    for artifact in ("graph", "graph_code", "graph_breaks", "bytecode", "guards", "aot_graphs"):
+        assert first["shown"][artifact], artifact

@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from weft_codegen import compile_graph
 from weft_codegen.config import settings
 from weft_codegen.kernels.load import OutOfBounds
-from weft_codegen.loops.lower.table import LOWERINGS
+from weft_codegen.loops.lower.lowering import LOWERINGS
 
 pytestmark = pytest.mark.cc
 

@@ -145,11 +145,22 @@ def test_symbolic_sizes_are_lowered_each_time():
     assert graph_cache.graph_key(trace_aten(torch.sin, [fake]), Options()) is None
 
 
-def test_logs_of_the_stages_show_every_time(lowered):
-    run()
-    events.set_logs(output_code=True)
-    try:
-        run()
-    finally:
-        events.set_logs(output_code=False)
-    assert len(lowered) == 2
+@pytest.mark.parametrize("artifact", events.ARTIFACTS)
+def test_an_artifact_shows_as_much_when_the_program_is_on_disk(artifact, caplog):
+    """A new artifact that is written while a graph is lowered needs `skipped_by="graphs"`."""
+    shown = []
+    for _ in range(2):
+        caplog.clear()
+        events.set_logs(**{artifact: True})
+        try:
+            run(with_a_declined_operator, (X, W))
+        finally:
+            events.set_logs(**{artifact: False})
+        shown.append([r.name for r in caplog.records if r.name.endswith(f".{artifact}")])
+    if events.ARTIFACTS[artifact].skipped_by == "graphs":
+        assert f"weft.codegen.{artifact}" in shown[0]
+    assert shown[0] == shown[1]
+
+
+def with_a_declined_operator(x, w):
+    return layer(x, w).roll(1) + torch.linalg.inv(w + torch.eye(64) * 64)

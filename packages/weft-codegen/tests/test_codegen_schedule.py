@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from codegen_check import check, externs, launches, program_of
 from weft_codegen.kernels.emit_c import emit_kernel
-from weft_codegen.kernels.plan import make_plan
+from weft_codegen.kernels.plan import MemoryPlan
 from weft_codegen.loops.printer import body_text, kernel_text, program_text
 from weft_codegen.loops.program import Loop, Reduce, Store, statements
 from weft_codegen.loops.schedule import row_column_fusion
@@ -327,7 +327,7 @@ def test_a_sum_of_products_is_made_in_place():
     square = [torch.randn(64, 64) for _ in range(3)]
     program = check(fn, *square, rtol=1e-4, atol=1e-4)
     assert externs(program) == ["aten.mm.default", "aten.addmm.default", "aten.addmm.default"]
-    assert len(make_plan(program, frozenset()).over) == 2
+    assert len(MemoryPlan(program).over) == 2
     rounded = program_of(fn, *[x.bfloat16() for x in square])
     assert externs(rounded) == ["aten.mm.default"] * 3  # eager rounds each product
 

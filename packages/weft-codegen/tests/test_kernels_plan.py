@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_programs import F32, buffer, pointwise, program
-from weft_codegen.kernels.plan import LARGE, Allocation, make_plan
+from weft_codegen.kernels.plan import LARGE, Allocation, MemoryPlan
 from weft_codegen.loops.expr import apply, constant, load
 from weft_codegen.loops.index import axis, size
 from weft_codegen.loops.program import Alias, Kernel, Launch, Program
@@ -36,7 +36,7 @@ def _chains(draw: st.DrawFn) -> Program:
 @given(_chains())
 @settings(max_examples=60, deadline=None)
 def test_live_buffers_do_not_overlap(made: Program) -> None:
-    plan = make_plan(made, frozenset())
+    plan = MemoryPlan(made)
     scratch = [name for name, place in plan.allocation.items() if place is Allocation.SCRATCH]
     first = {step.buffers[1]: k for k, step in enumerate(made.steps) if isinstance(step, Launch)}
     for a in scratch:
@@ -49,7 +49,7 @@ def test_live_buffers_do_not_overlap(made: Program) -> None:
 
 
 def test_a_chain_needs_two_buffers() -> None:
-    plan = make_plan(_chain([1024] * 10, list(range(10))), frozenset())
+    plan = MemoryPlan(_chain([1024] * 10, list(range(10))))
     assert plan.fixed == 2 * 4096
     assert plan.allocation["b10"] is Allocation.OWNED
 
@@ -58,7 +58,7 @@ def test_a_kernel_may_write_over_an_input_that_dies() -> None:
     made = _chain([1024] * 10, list(range(10)))
     kernel = replace(made.kernels["pointwise"], in_place=(("out", "a0"),))
     made = replace(made, kernels={"pointwise": kernel})
-    assert make_plan(made, frozenset()).fixed == 4096
+    assert MemoryPlan(made).fixed == 4096
 
 
 def test_a_view_keeps_its_root_alive() -> None:
@@ -69,7 +69,7 @@ def test_a_view_keeps_its_root_alive() -> None:
         Launch("pointwise", ("x", "b")),
         Launch("pointwise", ("view", "y")),
     ]
-    plan = make_plan(program(buffers, ["x"], steps, ["y", "b"], _double()), frozenset())
+    plan = MemoryPlan(program(buffers, ["x"], steps, ["y", "b"], _double()))
     assert plan.root["view"] == "a"
     assert plan.last["a"] == 3
     assert plan.allocation["b"] is Allocation.OWNED
@@ -80,7 +80,7 @@ def test_large_temporaries_and_those_of_unknown_size_are_tensors() -> None:
         buffers = [buffer(f"b{k}", extent) for k in range(4)]
         steps = [Launch("pointwise", (f"b{k}", f"b{k + 1}")) for k in range(3)]
         made = program(buffers, ["b0"], steps, ["b3"], _double(), sizes=("s0",))
-        plan = make_plan(made, frozenset())
+        plan = MemoryPlan(made)
         assert plan.fixed == 0 and not plan.over
         assert [plan.allocation[f"b{k}"] for k in (1, 2)] == [Allocation.OWNED] * 2
         assert [plan.last[f"b{k}"] for k in (1, 2)] == [1, 2]
@@ -91,4 +91,4 @@ def test_a_tensor_takes_the_memory_of_one_that_dies_but_not_that_of_an_input() -
     kernel = replace(made.kernels["pointwise"], in_place=(("out", "a0"),))
     made = replace(made, kernels={"pointwise": kernel})
     # b1 dies where b3 is made of it, b3 where the output b4 is.
-    assert make_plan(made, frozenset()).over == {"b3": "b1", "b4": "b3"}
+    assert MemoryPlan(made).over == {"b3": "b1", "b4": "b3"}

@@ -88,3 +88,14 @@ def test_reset_clears_counters():
     events.counters["stats"]["unique_graphs"] += 1
     events.reset()
     assert not events.counters
+
+
+def test_an_artifact_says_which_cache_it_bypasses():
+    assert {artifact.skipped_by for artifact in events.ARTIFACTS.values()} == {
+        "",
+        "captures",
+        "graphs",
+    }
+    assert not events.bypasses("graphs")
+    events.set_logs(schedule=True, guards=True)
+    assert events.bypasses("graphs") and not events.bypasses("captures")

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from dis import Bytecode
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ _breaks_log = logger("capture", "graph_breaks")
 _graph_log = logger("capture", "graph")
 _code_log = logger("capture", "graph_code")
 _effects_log = logger("capture", "side_effects")
+_bytecode_log = logger("capture", "bytecode")
 
 
 @dataclass
@@ -200,6 +202,9 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
     with _modes_restored(), _own_saved_tensors():
         code, graph = draft.finish(call_backend)
     _log_effects(tx)
+    if enabled("bytecode"):
+        texts = [Bytecode(each).dis() for each in (do.function.__code__, code)]
+        _bytecode_log.info("%s\n%s\nis replaced by\n%s", code.co_qualname, *texts)
     guards = [*tx.all_guards(), *class_guards(reads), *library_guards(tx.library)]
     kept = to_bytes(tx, code, guards, artifacts[0], artifacts[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)

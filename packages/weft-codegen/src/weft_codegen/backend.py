@@ -7,7 +7,7 @@ group `weft_autograd` (weft-aot does).  Without one they run eagerly, with one w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -32,11 +32,12 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
         A callable of the flat inputs that returns the sequence of outputs.
     """
     options = Options.parse(kwargs.get("options"))
-    if not _trains(example_inputs):
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         frozen = frozen_inputs(gm, example_inputs)
         return compile_graph(gm, example_inputs, options=options, inference=True, frozen=frozen)
-    autograd = _autograd_stage()
-    if autograd is None:
+    stage = next(iter(entry_points(group="weft_autograd")), None)
+    if stage is None:
         notify(
             "weft_codegen compiles inference graphs; install weft-aot to compile training too. "
             "This graph runs eagerly.",
@@ -47,15 +48,6 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
     def compile_aten(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_graph(graph, inputs, options=options)
 
-    return autograd(gm, example_inputs, fw_compiler=compile_aten, decompositions=decompositions())
-
-
-def _trains(inputs: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
+    return stage.load()(
+        gm, example_inputs, fw_compiler=compile_aten, decompositions=decompositions()
     )
-
-
-def _autograd_stage() -> Callable[..., Any] | None:
-    found = next(iter(entry_points(group="weft_autograd")), None)
-    return None if found is None else found.load()

@@ -100,9 +100,10 @@ def compile_graph(
         except WeftError:
             raise
         except Exception as error:
-            raise BackendCompilerError(
-                "codegen", f"{type(error).__name__}: {error}", op=_first_op(gm)
-            ) from error
+            text = f"{type(error).__name__}: {error}"
+            first = next(iter(n for n in gm.graph.nodes if n.op == "call_function"), None)
+            op = None if first is None else str(first.target)
+            raise BackendCompilerError("codegen", text, op=op) from error
     return Eager(gm)
 
 
@@ -187,31 +188,22 @@ def _count(loadable: Loadable) -> None:
     events.counters["extern"].update(loadable.externs)
 
 
-def _is_aten(gm: fx.GraphModule) -> bool:
-    calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
-    has_values = all("val" in n.meta for n in gm.graph.nodes if n.op == "placeholder")
-    return has_values and all(_is_aten_call(node) for node in calls)
-
-
 # Modules whose functions do arithmetic on sizes.
 _ARITHMETIC = ("_operator", "builtins", "math", "torch")
 
 
-def _is_aten_call(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return False
-    known = isinstance(node.target, torch._ops.OpOverload)
-    return known or getattr(node.target, "__module__", "") in _ARITHMETIC
+def _is_aten(node: fx.Node) -> bool:
+    """Whether a node is one that an aten graph may have."""
+    if node.op == "call_function":
+        known = isinstance(node.target, torch._ops.OpOverload)
+        return known or getattr(node.target, "__module__", "") in _ARITHMETIC
+    return node.op != "call_method" and (node.op != "placeholder" or "val" in node.meta)
 
 
 def _aten(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     """An aten graph as it is; one made of a torch-level graph, for inference."""
-    if _is_aten(gm):
+    if all(map(_is_aten, gm.graph.nodes)):
         return gm
     fakes = fake_inputs(gm, inputs)
     with events.span("codegen.trace"), torch.no_grad():
         return trace_aten(gm, fakes, decompositions=decompositions())
-
-
-def _first_op(gm: fx.GraphModule) -> str | None:
-    return next((str(n.target) for n in gm.graph.nodes if n.op == "call_function"), None)

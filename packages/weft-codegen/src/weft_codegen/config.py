@@ -55,24 +55,12 @@ class Options:
     max_autotune: bool = _option(False, "matrix products as loops where that measures faster")
     fallback_random: bool = _option(True, "draw random numbers exactly as eager does")
     freezing: bool = _option(False, "fold parameters once; inference only, until one is written")
-    shape_padding: bool = _option(
-        False, "pad matrices to sizes the hardware likes (no effect on CPU)"
-    )
-    triton_cudagraphs: bool = _option(
-        False, "replay recorded CUDA graphs (no effect on CPU)", "triton.cudagraphs"
-    )
-    measure: bool = _option(
-        True, "run eager instead of a graph whose first calls show it to be slower"
-    )
-    use_graph_deduplication: bool = _option(
-        False, "compile repeated calls of modules once (of `weft.compile`, which cuts the graph)"
-    )
-    trace_enabled: bool = _option(
-        False, "write each stage's result into ./weft_trace (or WEFT_DUMP)", "trace.enabled"
-    )
-    trace_graph_diagram: bool = _option(
-        False, "add a diagram of the fused graph to that (SVG)", "trace.graph_diagram"
-    )
+    shape_padding: bool = _option(False, "pad matrices for the hardware (no effect on CPU)")
+    triton_cudagraphs: bool = _option(False, "replay CUDA graphs (GPU)", "triton.cudagraphs")
+    measure: bool = _option(True, "run eager where the first calls show a graph to be slower")
+    use_graph_deduplication: bool = _option(False, "compile repeated calls of modules once")
+    trace_enabled: bool = _option(False, "write each stage to ./weft_trace", "trace.enabled")
+    trace_graph_diagram: bool = _option(False, "add a diagram (SVG)", "trace.graph_diagram")
 
     @classmethod
     def table(cls) -> dict[str, tuple[Any, str]]:

@@ -6,7 +6,8 @@ Boxes stand in layers, each below everything it reads from, so that all arrows p
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 
@@ -20,98 +21,82 @@ _WIDEST = 60
 _COLOURS = {"kernel": "#dbe9f6", "operator": "#fbe3c8", "end": "#e8e8e8"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Box:
     """One step (or an input or output): its text, and the boxes it reads from by buffer."""
 
     kind: str
-    lines: tuple[str, ...]
-    sources: tuple[tuple[int, str], ...]
+    lines: list[str]
+    sources: list[tuple[_Box, str]]
     step: int | None = None
+    x: float = 0.0
+    y: float = 0.0
 
-    @property
-    def width(self) -> float:
-        return max(map(len, self.lines)) * _CHARACTER + 2 * _PAD
+    def __post_init__(self) -> None:
+        self.depth: int = 1 + max((source.depth for source, _ in self.sources), default=-1)
+        self.width = max(map(len, self.lines)) * _CHARACTER + 2 * _PAD
+        self.height = len(self.lines) * _LINE + 2 * _PAD
 
-    @property
-    def height(self) -> float:
-        return len(self.lines) * _LINE + 2 * _PAD
+    def svg(self) -> Iterator[str]:
+        """The arrows to it, and the box."""
+        for number, (source, name) in enumerate(self.sources, 1):
+            start = f"{source.x + source.width / 2:.0f},{source.y + source.height:.0f}"
+            end = f"{self.x + self.width * number / (len(self.sources) + 1):.0f},{self.y:.0f}"
+            title = f"<title>{escape(name)}</title>"
+            yield f'<path d="M{start} L{end}" stroke="#666" fill="none">{title}</path>'
+        size = f'width="{self.width:.0f}" height="{self.height:.0f}" rx="4"'
+        fill = f'fill="{_COLOURS[self.kind]}" stroke="#444"'
+        step = "" if self.step is None else f' data-step="{self.step}"'
+        yield f'<g{step}><rect x="{self.x:.0f}" y="{self.y:.0f}" {size} {fill}/>'
+        for k, line in enumerate(self.lines):
+            y = self.y + _PAD + _LINE * (k + 0.75)
+            yield f'<text x="{self.x + _PAD:.0f}" y="{y:.0f}">{escape(line)}</text>'
+        yield "</g>"
 
 
 def svg_of(program: Program) -> str:
     """The diagram of `program` as the text of an SVG file."""
-    boxes = list(_boxes(program))
-    depth: list[int] = []
-    for box in boxes:
-        depth.append(1 + max((depth[source] for source, _ in box.sources), default=-1))
-    place: dict[int, tuple[float, float]] = {}
+    layers: defaultdict[int, list[_Box]] = defaultdict(list)
+    for box in _boxes(program):
+        layers[box.depth].append(box)
     width, top = 0.0, float(_GAP)
-    for layer in range(max(depth, default=-1) + 1):
-        row = [number for number, found in enumerate(depth) if found == layer]
+    for _, layer in sorted(layers.items()):
         left = float(_GAP)
-        for number in row:
-            place[number] = (left, top)
-            left += boxes[number].width + _GAP
+        for box in layer:
+            box.x, box.y = left, top
+            left += box.width + _GAP
         width = max(width, left)
-        top += max(boxes[number].height for number in row) + _GAP
-    drawn = [*_arrows(boxes, place), *(_drawn(boxes[k], *place[k]) for k in place)]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
-        f'height="{top:.0f}" font-family="monospace" font-size="10.5">\n' + "\n".join(drawn)
-    ) + "\n</svg>\n"
+        top += max(box.height for box in layer) + _GAP
+    size = f'width="{width:.0f}" height="{top:.0f}" font-family="monospace" font-size="10.5"'
+    drawn = [line for layer in layers.values() for box in layer for line in box.svg()]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+    return "\n".join([head, *drawn, "</svg>", ""])
 
 
-def _boxes(program: Program) -> Iterable[_Box]:
+def _boxes(program: Program) -> Iterator[_Box]:
     """Inputs, steps (views are no boxes: readers of one point at what it looks at), outputs."""
-    maker: dict[str, int] = {}
-    count = 0
+    makers: dict[str, _Box] = {}
+
+    def box(kind: str, lines: Iterable[str], reads: Iterable[str] = ()) -> _Box:
+        return _Box(kind, list(lines), [(makers[name], name) for name in reads if name in makers])
+
     for name in [*(item.name for item in program.inputs), *program.constants]:
         if name in program.buffers:
-            maker[name] = count
-            count += 1
-            yield _Box("end", (buffer_text(program.buffers[name]),), ())
+            makers[name] = box("end", [buffer_text(program.buffers[name])])
+            yield makers[name]
     for position, step in enumerate(program.steps):
         if isinstance(step, Alias):
-            maker[step.name] = maker[step.base]
+            makers[step.name] = makers[step.base]
             continue
-        sources = _sources(step_reads(step, program.kernels), maker)
-        for name in step_writes(step, program.kernels):
-            maker[name] = count
-        count += 1
-        kind = "kernel" if isinstance(step, Launch) else "operator"
+        launch = isinstance(step, Launch)
         head = step.kernel if isinstance(step, Launch) else str(step.op)
-        lines = (textwrap.shorten(line, _WIDEST) for line in by_line(step.origins))
-        yield _Box(kind, (head, *lines), sources, position)
+        lines = [head, *(textwrap.shorten(line, _WIDEST) for line in by_line(step.origins))]
+        reads = step_reads(step, program.kernels)
+        made = box("kernel" if launch else "operator", lines, reads)
+        made.step = position
+        makers.update(dict.fromkeys(step_writes(step, program.kernels), made))
+        yield made
     for position, output in enumerate(program.outputs):
         if isinstance(output, BufferRef):
             text = f"output {position}: {buffer_text(program.buffers[output.name])}"
-            yield _Box("end", (text,), _sources([output.name], maker))
-
-
-def _sources(names: Iterable[str], maker: dict[str, int]) -> tuple[tuple[int, str], ...]:
-    return tuple((maker[name], name) for name in names if name in maker)
-
-
-def _arrows(boxes: list[_Box], place: dict[int, tuple[float, float]]) -> Iterable[str]:
-    for number, box in enumerate(boxes):
-        x, y = place[number]
-        for position, (source, name) in enumerate(box.sources):
-            left, top = place[source]
-            start = left + boxes[source].width / 2, top + boxes[source].height
-            end = x + box.width * (position + 1) / (len(box.sources) + 1), y
-            yield (
-                f'<path d="M{start[0]:.0f},{start[1]:.0f} L{end[0]:.0f},{end[1]:.0f}" '
-                f'stroke="#666" fill="none"><title>{escape(name)}</title></path>'
-            )
-
-
-def _drawn(box: _Box, x: float, y: float) -> str:
-    lines = "".join(
-        f'<text x="{x + _PAD:.0f}" y="{y + _PAD + _LINE * (k + 0.75):.0f}">{escape(line)}</text>'
-        for k, line in enumerate(box.lines)
-    )
-    step = "" if box.step is None else f' data-step="{box.step}"'
-    return (
-        f'<g{step}><rect x="{x:.0f}" y="{y:.0f}" width="{box.width:.0f}" '
-        f'height="{box.height:.0f}" rx="4" fill="{_COLOURS[box.kind]}" stroke="#444"/>{lines}</g>'
-    )
+            yield box("end", [text], [output.name])

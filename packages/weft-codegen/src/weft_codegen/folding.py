@@ -37,7 +37,7 @@ def fold_affine(graph: fx.Graph, constants: set[fx.Node]) -> None:
 
 def _fold_user(conv: fx.Node, constants: set[fx.Node]) -> fx.Node | None:
     """Fold the operator after `conv` into it; the new convolution, or None."""
-    user = _only_user(conv)
+    user = next(iter(conv.users)) if len(conv.users) == 1 else None
     _, weight, bias, *rest = conv.args
     if user is None or user.target not in _SCALES | _SHIFTS or user.kwargs or rest[3]:
         return None
@@ -46,10 +46,8 @@ def _fold_user(conv: fx.Node, constants: set[fx.Node]) -> fx.Node | None:
         return None
     if not all(operand is None or operand in constants for operand in (weight, bias, other)):
         return None
-    channels = weight.meta["val"].shape[0]  # type: ignore[union-attr]
-    if conv.meta["val"].dtype is not torch.float32:
-        return None
-    if not _one_a_channel(other, conv.meta["val"].dim(), channels):
+    fake, channels = conv.meta["val"], weight.meta["val"].shape[0]  # type: ignore[union-attr]
+    if fake.dtype is not torch.float32 or not _one_a_channel(other, fake.dim(), channels):
         return None
 
     call = functools.partial(_constant, constants, user.graph)
@@ -166,10 +164,6 @@ def _fits(node: Any) -> bool:
     return _is_float32(node, 4) and bool(
         node.meta["val"].is_contiguous(memory_format=torch.channels_last)
     )
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _replace(made: fx.Node, *replaced: fx.Node) -> None:

@@ -49,25 +49,22 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
     """
     if settings.interpret or settings.verify_ir:
         return None
-    if any(map(events.enabled, events.CODEGEN_ARTIFACTS)) or recording.current() is not None:
+    if events.bypasses("graphs") or recording.current() is not None:
         return None  # each stage shows what it makes
     try:
         lines = _lines(gm)
     except _NotCacheable as reason:
         _log.debug("not kept: %s", reason)
         return None
+    # No program depends on how long a compiler may take.
+    deciding = {k: v for k, v in settings.as_dict().items() if k != "compiler_timeout"}
     chosen = repr(
-        (choices, _deciding(), VERSION, torch.get_default_dtype())
+        (choices, deciding, VERSION, torch.get_default_dtype())
         + (has_onednn(), torch.are_deterministic_algorithms_enabled())
     )
     # Another version of this package may lower the same graph otherwise.
     parts = (package_digest(__file__), find_toolchain().fingerprint, chosen, *lines)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _deciding() -> dict[str, Any]:
-    """The settings, but for those that no program depends on."""
-    return {k: v for k, v in settings.as_dict().items() if k != "compiler_timeout"}
 
 
 def store(key: str, loadable: Loadable) -> None:

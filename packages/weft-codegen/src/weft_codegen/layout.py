@@ -124,7 +124,8 @@ def _restore(output: fx.Node) -> bool:
     for node in output.all_input_nodes:
         old, new = node.meta.get("before"), node.meta["val"]
         if isinstance(old, torch.Tensor) and old.stride() != new.stride():
-            formats = [f for f in (torch.contiguous_format, _LAST) if _has_layout(old, f)]
+            known = (torch.contiguous_format, *([_LAST] if old.dim() == 4 else []))
+            formats = [f for f in known if old.is_contiguous(memory_format=f)]
             if not formats:
                 return False
             changed[node] = _copied(output, node, formats[0])
@@ -132,9 +133,3 @@ def _restore(output: fx.Node) -> bool:
                 return False
     output.args = fx.map_arg(output.args, lambda node: changed.get(node, node))
     return True
-
-
-def _has_layout(fake: torch.Tensor, memory_format: torch.memory_format) -> bool:
-    return (fake.dim() == 4 or memory_format is not _LAST) and fake.is_contiguous(
-        memory_format=memory_format
-    )

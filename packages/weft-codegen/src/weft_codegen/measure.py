@@ -40,7 +40,11 @@ def measured(compiled: CompiledGraph, gm: fx.GraphModule) -> Run:
     Args:
         compiled: made of the aten graph `gm`.
     """
-    if not (compiled.loadable.repeatable and _repeatable(gm)):
+    calls = [
+        node for node in gm.graph.nodes if node.op not in ("placeholder", "output", "get_attr")
+    ]
+    # Whether it can run once more on the same inputs without anybody noticing.
+    if not (compiled.loadable.repeatable and all(is_pure(node.target) for node in calls)):
         return compiled
     eager = Eager(gm)
     key = f"{compiled.path.stem}-{torch.get_num_threads()}-{VERSION}"
@@ -152,9 +156,3 @@ class Eager:
     def __str__(self) -> str:
         calls = [node for node in self._gm.graph.nodes if node.op == "call_function"]
         return f"a graph of {len(calls)} operators, the last {calls[-1].target}"
-
-
-def _repeatable(gm: fx.GraphModule) -> bool:
-    """Whether `gm` can run once more on the same inputs without anybody noticing."""
-    nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
-    return all(node.op == "get_attr" or is_pure(node.target) for node in nodes)

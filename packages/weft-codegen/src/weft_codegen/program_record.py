@@ -8,7 +8,7 @@ from torch import fx
 from weft_core.errors import user_frame
 
 from weft_codegen.diagram import svg_of
-from weft_codegen.kernels.plan import Allocation, MemoryPlan, plan_program
+from weft_codegen.kernels.plan import Allocation, MemoryPlan
 from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.printer import buffer_text, program_text, step_text
@@ -29,7 +29,7 @@ def program_record(lowered: Program, program: Program, gm: fx.GraphModule) -> di
     nodes: dict[str, list[fx.Node]] = {}
     for node in gm.graph.nodes:
         nodes.setdefault(origin_text(node), []).append(node)
-    plan = plan_program(program)
+    plan = MemoryPlan(program)
     return {
         "loops": program_text(lowered),
         "schedule": program_text(program),
@@ -53,6 +53,7 @@ def _step(position: int, program: Program, nodes: dict[str, list[fx.Node]]) -> d
         "kind": _KINDS.get(type(step), "operator"),
         "name": _name(step),
         "text": step_text(step).partition("  # ")[0],
+        "reason": getattr(step, "reason", ""),  # why it is a call
         "nodes": [node.name for node in sources],
         "lines": list(dict.fromkeys(":".join(place[:2]) for place in places if place)),
         "bytes": _sum(sizes),

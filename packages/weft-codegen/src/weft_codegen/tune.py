@@ -17,7 +17,15 @@ from weft_core.cachedir import cache_dir, read_checked, try_write
 from weft_codegen.kernels import CompiledGraph, compile_program
 from weft_codegen.kernels.toolchain import find as find_toolchain
 from weft_codegen.loops.printer import buffer_text
-from weft_codegen.loops.program import Buffer, BufferRef, Extern, Input, Program, refs
+from weft_codegen.loops.program import (
+    Buffer,
+    BufferRef,
+    Buffers,
+    Extern,
+    Input,
+    Program,
+    step_reads,
+)
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.torch_compat import VERSION
 
@@ -25,9 +33,9 @@ _ROUNDS = 20
 _hints = events.logger("codegen", "perf_hints")
 
 
-def loop_wins(item: Extern, buffers: dict[str, Buffer]) -> bool:
+def loop_wins(item: Extern, buffers: Buffers) -> bool:
     """Whether the product `item` (of known sizes) is faster as a loop than in the library."""
-    names = tuple(dict.fromkeys(refs(item.args)))
+    names = tuple(dict.fromkeys(step_reads(item)))
     result = item.results[0]
     assert result is not None
     layouts = (buffer_text(buffers[name]).split(": ", 1)[1] for name in names)

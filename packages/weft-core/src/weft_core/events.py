@@ -21,30 +21,44 @@ from dataclasses import dataclass
 from weft_core.arguments import checked
 from weft_core.errors import InvalidOption
 
-ARTIFACTS: dict[str, str] = {
-    "graph": "each captured graph as a table",
-    "graph_code": "each captured graph as Python",
-    "graph_breaks": "where capture stopped and why",
-    "side_effects": "what compiled code does beside running its graph: calls, writes to objects",
-    "guards": "the guards of each compiled entry",
-    "recompiles": "which guard failed when something is compiled again",
-    "recompiles_verbose": "the failing guards of every entry, not only the newest",
-    "dynamic": "which sizes became symbolic, and what was assumed of them",
-    "bytecode": "original and rewritten bytecode",
-    "aot_joint_graph": "forward and backward traced as one",
-    "aot_graphs": "forward and backward after the partition",
-    "compiled_autograd": "graphs captured from the autograd engine",
-    "compiled_autograd_verbose": "why the engine's cache missed",
-    "schedule": "the order of kernels and buffers",
-    "fusion": "what was fused and what was not",
-    "output_code": "the generated C or Triton source",
-    "perf_hints": "what keeps a program from being faster",
-    "timings": "where compile time goes",
-}
-"""Every artifact with what it shows."""
 
-CODEGEN_ARTIFACTS = ("schedule", "fusion", "output_code")
-"""Those that show what codegen makes of a graph: while one is on, it makes it again."""
+@dataclass(frozen=True)
+class Artifact:
+    """A kind of output.
+
+    Args:
+        shows: what it shows.
+        skipped_by: the cache on disk that skips the work which this tells of, where it has the
+            result: "captures" (of weft-capture) or "graphs" (of weft-codegen). While the artifact
+            is on, that cache is not read: a second process shows what the first has shown.
+    """
+
+    shows: str
+    skipped_by: str = ""
+
+
+ARTIFACTS: dict[str, Artifact] = {
+    "graph": Artifact("each captured graph as a table", "captures"),
+    "graph_code": Artifact("each captured graph as Python", "captures"),
+    "graph_breaks": Artifact("where capture stopped and why", "captures"),
+    "side_effects": Artifact("what compiled code does beside running its graph", "captures"),
+    "guards": Artifact("the guards of each compiled entry"),
+    "recompiles": Artifact("which guard failed when something is compiled again"),
+    "recompiles_verbose": Artifact("the failing guards of every entry, not only the newest"),
+    "dynamic": Artifact("which sizes became symbolic, and what was assumed of them", "captures"),
+    "bytecode": Artifact("original and rewritten bytecode", "captures"),
+    "aot_joint_graph": Artifact("forward and backward traced as one"),
+    "aot_graphs": Artifact("forward and backward after the partition"),
+    "compiled_autograd": Artifact("graphs captured from the autograd engine"),
+    "compiled_autograd_verbose": Artifact("why the engine's cache missed"),
+    "lowering": Artifact("which operators stay calls of a library, and why", "graphs"),
+    "schedule": Artifact("the order of kernels and buffers", "graphs"),
+    "fusion": Artifact("what was fused and what was not", "graphs"),
+    "output_code": Artifact("the generated C or Triton source", "graphs"),
+    "perf_hints": Artifact("what keeps a program from being faster"),
+    "timings": Artifact("where compile time goes"),
+}
+"""Every artifact."""
 
 counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 """Counts of what happened, by group: `counters["stats"]["unique_graphs"]`."""
@@ -75,6 +89,11 @@ def logger(stage: str, artifact: str) -> logging.Logger:
 def enabled(artifact: str) -> bool:
     """Say whether an artifact is on; cheap, so ask before building a long text."""
     return artifact in _levels
+
+
+def bypasses(cache: str) -> bool:
+    """Say whether an artifact is on that needs work which `cache` skips (see Artifact)."""
+    return any(ARTIFACTS[name].skipped_by == cache for name in _levels)
 
 
 @checked

@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from torch.fx.node import map_aggregate, map_arg
 from weft_core import fake
 from weft_core.cachedir import cache_dir, package_digest, read_checked, try_write
-from weft_core.events import logger
+from weft_core.events import bypasses, logger
 from weft_guards import Guard, call_with, serialization
 from weft_guards.check import read_sources
 from weft_guards.config import settings as guards_settings
@@ -247,7 +247,7 @@ class CaptureCache:
         self.key = hashlib.sha256(repr(digest_of).encode()).hexdigest()[:40]
         self.entries: list[Saved] = []
         for path in sorted(self.folder.glob(f"{self.key}-*")):
-            data = read_checked(path)
+            data = None if bypasses("captures") else read_checked(path)
             if data is None:
                 continue
             loader = serialization.GuardUnpickler(io.BytesIO(data))

@@ -15,14 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft_core.cachedir import (
-    abandon,
-    atomic_write,
-    cache_dir,
-    read_checked,
-    scratch,
-    write_checked,
-)
+from weft_core import cachedir
 from weft_core.errors import BackendCompilerError
 from weft_core.events import span
 
@@ -70,20 +63,20 @@ def build(sources: Sources) -> Path:
     key = _digest(tools.fingerprint, _headers(), sources.host, *sorted(sources.kernels))
     while True:
         target = program_path(key)
-        if read_checked(target) is not None:
+        if cachedir.read_checked(target) is not None:
             return target
         try:
-            with span("codegen.cc"), scratch("build-") as folder:
+            with span("codegen.cc"), cachedir.scratch("build-") as folder:
                 objects = _kernel_objects(sources.kernels, sources.host, tools, folder)
-                write_checked(target, _link(objects, folder / "program.so", tools))
+                cachedir.write_checked(target, _link(objects, folder / "program.so", tools))
             return target
         except OSError as error:  # no room: there may be some elsewhere
-            abandon(target.parent.parent, error)
+            cachedir.abandon(target.parent.parent, error)
 
 
 def program_path(key: str) -> Path:
     """Where the shared object `key` is, or would be."""
-    return cache_dir("programs") / f"{key}.so"
+    return cachedir.cache_dir("programs") / f"{key}.so"
 
 
 def _kernel_objects(
@@ -101,25 +94,25 @@ def _kernel_objects(
     compile_all(jobs, tools)
     for unit, job in zip(units, jobs[1:], strict=True):
         payload = job.object.read_bytes()
-        path = cache_dir("objects") / f"{hashlib.sha256(payload).hexdigest()[:32]}.o"
-        write_checked(path, payload)
+        path = cachedir.cache_dir("objects") / f"{hashlib.sha256(payload).hexdigest()[:32]}.o"
+        cachedir.write_checked(path, payload)
         for symbol in unit:
-            write_checked(_index_path(symbol, salt), path.name.encode())
+            cachedir.write_checked(_index_path(symbol, salt), path.name.encode())
             known[symbol] = path
     found = {path for path in known.values() if path is not None}
     return [jobs[0].object, *sorted(found)]
 
 
 def _index_path(symbol: str, salt: str) -> Path:
-    return cache_dir("kernels") / f"{symbol}-{salt}"
+    return cachedir.cache_dir("kernels") / f"{symbol}-{salt}"
 
 
 def _known_object(symbol: str, salt: str) -> Path | None:
-    name = read_checked(_index_path(symbol, salt))
+    name = cachedir.read_checked(_index_path(symbol, salt))
     if name is None:
         return None
-    path = cache_dir("objects") / name.decode()
-    return None if read_checked(path) is None else path
+    path = cachedir.cache_dir("objects") / name.decode()
+    return None if cachedir.read_checked(path) is None else path
 
 
 def split(kernels: Mapping[str, str], most: int) -> list[list[str]]:
@@ -161,8 +154,7 @@ def compile_all(jobs: Sequence[_Job], tools: Toolchain) -> None:
     commands = []
     for job in jobs:
         job.source.write_text(job.text)
-        command = [*tools.command, *job.flags, f"-I{INCLUDE}", "-c", str(job.source)]
-        commands.append(([*command, "-o", str(job.object)], job.object))
+        commands.append((_compile(job.source, job.flags, job.object, tools), job.object))
     finished = run_all(commands, tools)
     for job, (command, _), done in zip(jobs, commands, finished, strict=True):
         if not done.worked:
@@ -172,19 +164,25 @@ def compile_all(jobs: Sequence[_Job], tools: Toolchain) -> None:
 def build_script(kernels: Path, host: Path) -> str:
     """The commands that make a program of two written-out units, as a shell script."""
     tools = find()
-    lines = ["#!/bin/sh", "set -e"]
     units = ((kernels, tools.kernel_flags), (host, tools.host_flags))
-    for source, flags in units:
-        command = [*tools.command, *flags, f"-I{INCLUDE}", "-c", source.name]
-        lines.append(shlex.join([*command, "-o", f"{source.stem}.o"]))
-    linked = [f"{source.stem}.o" for source, _ in units]
-    lines.append(shlex.join([*tools.command, *linked, *tools.link_flags, "-o", "program.so"]))
-    return "\n".join(lines) + "\n"
+    objects = [Path(f"{source.stem}.o") for source, _ in units]
+    pairs = zip(units, objects, strict=True)
+    commands = [_compile(Path(source.name), flags, made, tools) for (source, flags), made in pairs]
+    commands.append(_linking(objects, Path("program.so"), tools))
+    return "\n".join(["#!/bin/sh", "set -e", *map(shlex.join, commands)]) + "\n"
+
+
+def _compile(source: Path, flags: tuple[str, ...], made: Path, tools: Toolchain) -> list[str]:
+    command = [*tools.command, *flags, f"-I{INCLUDE}", "-c", str(source)]
+    return [*command, "-o", str(made)]
+
+
+def _linking(objects: Sequence[Path], linked: Path, tools: Toolchain) -> list[str]:
+    return [*tools.command, *map(str, objects), *tools.link_flags, "-o", str(linked)]
 
 
 def _link(objects: Sequence[Path], linked: Path, tools: Toolchain) -> bytes:
-    command = [*tools.command, *map(str, objects), *tools.link_flags, "-o", str(linked)]
-    (done,) = run_all([(command, linked)], tools)
+    (done,) = run_all([(_linking(objects, linked, tools), linked)], tools)
     if not done.worked:
         raise BackendCompilerError("codegen.build", f"linking failed: {done.text[:2000]}")
     return linked.read_bytes()
@@ -192,8 +190,8 @@ def _link(objects: Sequence[Path], linked: Path, tools: Toolchain) -> bytes:
 
 def _compile_error(job: _Job, command: Sequence[str], output: str) -> BackendCompilerError:
     """An error that names a copy of the source which outlives the build folder."""
-    kept = cache_dir("failed") / f"{_digest(job.text)[:16]}-{job.source.name}"
-    atomic_write(kept, job.text.encode())
+    kept = cachedir.cache_dir("failed") / f"{_digest(job.text)[:16]}-{job.source.name}"
+    cachedir.atomic_write(kept, job.text.encode())
     again = " ".join(command).replace(str(job.source), str(kept))
     return BackendCompilerError(
         "codegen.build",

@@ -42,8 +42,10 @@ from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Apply, Cast, Local, index_of
 from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms
 from weft_codegen.loops.ops import OPS, REDUCTIONS
-from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, statements, stmt_exprs
+from weft_codegen.loops.program import Body, Loop, Reduce, Set, Stmt, Store, statements, stmt_exprs
 
+Registers = dict[Reduce, str]  # the C variable of each reduction's result so far
+Range = tuple[str, str]  # the first iteration of a loop, and past the last one
 LANES = 64
 SUM_CHUNK = 16384
 STREAM_CHUNK = 256
@@ -69,18 +71,14 @@ class BodyWriter:
         self._in_order: frozenset[Local] = frozenset()
         self._prefetches: Prefetches = {}
 
-    def begin(self, body: tuple[Stmt, ...], row: Axis | None) -> frozenset[Local]:
+    def begin(self, body: Body, row: Axis | None) -> frozenset[Local]:
         """Start a nest whose iterations along `row` follow one another; gives the locals that its
         simd loops declare themselves."""
         self._nest = _uses(body)
         self._in_order = _added_to_often(body)
         self._prefetches = find_prefetches(body, row)
-        found: set[Local] = set()
-        for stmt in statements(body):
-            if isinstance(stmt, Loop):
-                simd = self.simd(stmt)
-                found.update(simd.private if simd else ())
-        return frozenset(found)
+        simds = [self.simd(stmt) for stmt in statements(body) if isinstance(stmt, Loop)]
+        return frozenset(local for simd in simds if simd for local in simd.private)
 
     def simd(self, loop: Loop) -> SimdLoop | None:
         """How `loop` vectorises, given what the rest of the nest uses."""
@@ -88,7 +86,7 @@ class BodyWriter:
         elsewhere = frozenset(x for x in inside if self._nest[x] > inside[x])
         return analyse(loop, elsewhere)
 
-    def body(self, body: tuple[Stmt, ...]) -> None:
+    def body(self, body: Body) -> None:
         """Write a body's statements in order."""
         with self._exprs.scope(body):
             for stmt in body:
@@ -108,7 +106,7 @@ class BodyWriter:
         if tile is not None:
             self._transpose_tile(tile)
             return
-        if any(isinstance(stmt, Loop) for stmt in loop.body):
+        if not loop.is_innermost:
             self._text.notes(loop.notes)
             start = "0"
             if in_registers(loop):
@@ -239,26 +237,21 @@ class BodyWriter:
             chunks = f"for (int64_t first = {start}; first < {end}; first += {SUM_CHUNK})"
             with self._text.block(chunks):
                 end = f"weft_min(first + {SUM_CHUNK}, {end})"
-                self._reduction(simd, registers, conversions, "first", end)
+                self._reduction(simd, registers, conversions, ("first", end))
         else:
-            self._reduction(simd, registers, conversions, start, end)
+            self._reduction(simd, registers, conversions, (start, end))
 
     def _reduction(
-        self,
-        simd: SimdLoop,
-        registers: dict[Reduce, str],
-        conversions: HalfConversions,
-        start: str,
-        end: str,
+        self, simd: SimdLoop, registers: Registers, conversions: HalfConversions, over: Range
     ) -> None:
         """A loop whose reductions go through `registers`."""
         if _wants_lanes(simd, conversions):
-            self._lane_loop(simd, registers, conversions, start, end)
+            self._lane_loop(simd, registers, conversions, over)
         else:
             for stmt, name in registers.items():
                 target = self._exprs.local(stmt.targets[0], stmt.index)
                 self._register(stmt, name, "0" if stmt.op == "sum" else target)
-            self._simd_loop(simd, registers, start, end)
+            self._simd_loop(simd, registers, over)
         for stmt, name in registers.items():
             target = self._exprs.local(stmt.targets[0], stmt.index)
             self._text.line(f"{target} {'+=' if stmt.op == 'sum' else '='} {name};")
@@ -268,13 +261,8 @@ class BodyWriter:
         """Write a loop without reductions in chunks, where results go past the caches or memory is
         asked for ahead."""
         loop, key, extent = simd.loop, simd.loop.axis.key, simd.loop.axis.extent
-        stores = [
-            stmt
-            for stmt in loop.body
-            if isinstance(stmt, Store)
-            and stmt.buffer in self._streamed
-            and walks(stmt.index, loop.axis)
-        ]
+        stores = [s for s in loop.body if isinstance(s, Store) and s.buffer in self._streamed]
+        stores = [stmt for stmt in stores if walks(stmt.index, loop.axis)]
         if simd.carried or not (stores or any(x.large for x in self._prefetches.get(loop, []))):
             return False
         size = min(STREAM_CHUNK, extent.value) if extent.is_const else STREAM_CHUNK
@@ -285,7 +273,7 @@ class BodyWriter:
                 self._text.line(f"{kind} {name}[{size}] WEFT_ALIGNED;")
                 self._held[stmt.buffer] = f"{name}[{key} - first]"
             self._fetch(loop, "first", size, ", 0, 2")
-            self._simd_loop(simd, {}, "first", "last")
+            self._simd_loop(simd, {}, ("first", "last"))
             for stmt in stores:
                 name = self._held.pop(stmt.buffer).partition("[")[0]
                 row = substitute(stmt.index, lambda atom: ZERO if atom is loop.axis else None)
@@ -306,15 +294,10 @@ class BodyWriter:
             self._text.line(f"    __builtin_prefetch({where}{cache});")
 
     def _lane_loop(
-        self,
-        simd: SimdLoop,
-        registers: dict[Reduce, str],
-        conversions: HalfConversions,
-        start: str,
-        end: str,
+        self, simd: SimdLoop, registers: Registers, conversions: HalfConversions, over: Range
     ) -> None:
         """64 partial results a reduction, then what is left of the axis."""
-        loop = simd.loop
+        loop, (start, end) = simd.loop, over
         for stmt, name in registers.items():
             kind = C_TYPES[stmt.targets[0].dtype].value
             self._text.line(f"{kind} {name}_lanes[{LANES}] WEFT_ALIGNED = {{0}};")
@@ -340,7 +323,7 @@ class BodyWriter:
             self._join_lanes(stmt, name)
         extent = loop.axis.extent
         if start == "lo" or loop.limit or not extent.is_const or extent.value % LANES:
-            self._simd_loop(simd, registers, block, end)
+            self._simd_loop(simd, registers, (block, end))
 
     def _convert_halves(self, conversions: HalfConversions) -> list[str]:
         """Convert what a block reads; the lines that convert what it stores."""
@@ -371,14 +354,12 @@ class BodyWriter:
         with self._text.block(""), self._reducing({stmt: name}, _EACH_LANE):
             self._clause_combine(stmt, name, f"{name}_lanes[lane]")
 
-    def _simd_loop(
-        self, simd: SimdLoop, registers: dict[Reduce, str], start: str, end: str
-    ) -> None:
-        with self._reducing(registers, for_head(simd.loop.axis, start, end)):
+    def _simd_loop(self, simd: SimdLoop, registers: Registers, over: Range) -> None:
+        with self._reducing(registers, for_head(simd.loop.axis, *over)):
             self._simd_body(simd, registers, None)
 
     @contextmanager
-    def _reducing(self, registers: dict[Reduce, str], head: str) -> Iterator[None]:
+    def _reducing(self, registers: Registers, head: str) -> Iterator[None]:
         """A loop in vector lanes that combines into `registers`."""
         clauses = ""
         for stmt, name in registers.items():
@@ -386,9 +367,8 @@ class BodyWriter:
             if _may_be_nan(stmt):
                 # A vector maximum does not keep nan, so that is noted apart.
                 wide = stmt.targets[0].dtype is torch.float64
-                self._text.line(
-                    f"{'int64_t' if wide else 'int32_t'} {name}_nan = {name} != {name};"
-                )
+                kind = "int64_t" if wide else "int32_t"
+                self._text.line(f"{kind} {name}_nan = {name} != {name};")
                 clauses += f" reduction(|:{name}_nan)"
         self._text.line(f"#pragma omp simd{clauses}")
         with self._text.block(head):
@@ -404,7 +384,7 @@ class BodyWriter:
         self._text.line(f"{kind} {name} = {first};")
 
     def _simd_body(
-        self, simd: SimdLoop, registers: dict[Reduce, str], lane: Callable[[str], str] | None
+        self, simd: SimdLoop, registers: Registers, lane: Callable[[str], str] | None
     ) -> None:
         """The statements of one iteration; `lane` names a reduction's partial result."""
         for local in simd.private:
@@ -438,22 +418,18 @@ class BodyWriter:
         return f"{prefix}{self._count - 1}"
 
 
-def _uses(body: tuple[Stmt, ...]) -> Counter[Local]:
+def _uses(body: Body) -> Counter[Local]:
     """How many statements in `body` read or change each local."""
-    return Counter(
-        local
-        for stmt in statements(body)
-        if not isinstance(stmt, Loop)
-        for local in reads_of([stmt]) | changed((stmt,))
-    )
+    simple = (stmt for stmt in statements(body) if not isinstance(stmt, Loop))
+    return Counter(local for stmt in simple for local in reads_of([stmt]) | changed((stmt,)))
 
 
-def _added_to_often(body: tuple[Stmt, ...]) -> frozenset[Local]:
+def _added_to_often(body: Body) -> frozenset[Local]:
     """The floats that several statements add to."""
     adding = [stmt for stmt in statements(body) if isinstance(stmt, Reduce)]
     count = Counter(stmt.targets[0] for stmt in adding if stmt.op in ("sum", "prod"))
     often = (local for local, times in count.items() if times > 1 and local.is_scalar)
-    return frozenset(local for local in often if local.dtype in (torch.float32, torch.float64))
+    return frozenset(local for local in often if local.dtype.is_floating_point)
 
 
 def _may_be_nan(stmt: Reduce) -> bool:

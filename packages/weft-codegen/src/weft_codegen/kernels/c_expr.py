@@ -14,31 +14,22 @@ import torch
 from weft_codegen.config import settings
 from weft_codegen.kernels.c_types import C_TYPES, convert, literal, wrap
 from weft_codegen.kernels.exprs import ExprWriter, division, rounds
+from weft_codegen.loops import index as ix
 from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Load, Local, Read, walk
-from weft_codegen.loops.index import (
-    Atom,
-    ComputedIndex,
-    IndexExpr,
-    Least,
-    Quotient,
-    Remainder,
-    Style,
-    render,
-)
 from weft_codegen.loops.ops import OPS
 
 COSTLY = 4
 
-_STYLE: Style = {
-    Quotient: division("/", "weft_floordiv({}, {})"),
-    Remainder: division("%", "weft_mod({}, {})"),
-    Least: lambda _, left, right: f"weft_min({left}, {right})",
+_STYLE: ix.Style = {
+    ix.Quotient: division("/", "weft_floordiv({}, {})"),
+    ix.Remainder: division("%", "weft_mod({}, {})"),
+    ix.Least: lambda _, left, right: f"weft_min({left}, {right})",
 }
 
 
-def index_c(where: IndexExpr, leaf: Callable[[Atom], str] = lambda atom: atom.key) -> str:
+def index_c(where: ix.IndexExpr, leaf: Callable[[ix.Atom], str] = lambda atom: atom.key) -> str:
     """C for an index expression; `leaf` writes axes, sizes and computed integers."""
-    return render(where, leaf, _STYLE)
+    return ix.render(where, leaf, _STYLE)
 
 
 class CExprWriter(ExprWriter):
@@ -52,16 +43,16 @@ class CExprWriter(ExprWriter):
     def _declaration(self, node: Expr, name: str, text: str) -> str:
         return f"const {C_TYPES[node.dtype].value} {name} = {text};"
 
-    def leaf(self, atom: Atom) -> str:
+    def leaf(self, atom: ix.Atom) -> str:
         """An axis, a size or a computed integer, which gcc must not take for a truth value."""
         text = super().leaf(atom)
-        chosen = isinstance(atom, ComputedIndex) and _from_bool(atom.expr)
+        chosen = isinstance(atom, ix.ComputedIndex) and any(map(_two_valued, walk(atom.expr)))
         return f"weft_place({text})" if chosen else text
 
     def _integer(self, text: str) -> str:
         return f"(int64_t){text}"
 
-    def at(self, where: IndexExpr) -> str:
+    def at(self, where: ix.IndexExpr) -> str:
         """`where` as C."""
         return index_c(where, self.leaf)
 
@@ -75,7 +66,7 @@ class CExprWriter(ExprWriter):
             return f"WEFT_BLOCK({buffer}, {where}, {count})"
         return f"{buffer} + {where}"
 
-    def local(self, local: Local, where: IndexExpr) -> str:
+    def local(self, local: Local, where: ix.IndexExpr) -> str:
         """An element of a local."""
         return local.name if local.is_scalar else f"{local.name}[{self.at(where)}]"
 
@@ -109,12 +100,8 @@ class CExprWriter(ExprWriter):
         return convert(self.text(inner), inner.dtype, node.dtype)
 
 
-def _from_bool(place: Expr) -> bool:
-    """Whether C can see an integer as one of two, which a truth value chooses."""
-    return any(map(_two_valued, walk(place)))
-
-
 def _two_valued(node: Expr) -> bool:
+    """Whether C can see an integer as one of two, which a truth value chooses."""
     if isinstance(node, Apply) and node.name == "where":
         return not any(isinstance(inner, Load) for inner in walk(*node.args[1:]))
     return isinstance(node, Read) or (isinstance(node, Cast) and node.arg.dtype is torch.bool)

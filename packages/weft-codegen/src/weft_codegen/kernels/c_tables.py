@@ -62,11 +62,8 @@ class Tables:
         """A table of inputs, outputs or constants."""
         rows = []
         for name, value in values:
-            if isinstance(value, Buffer):
-                rows.append(self._static(value))
-            else:
-                rows.append(f'{{"{name}", WEFT_{"NONE" if value is None else "INTEGER"}}}')
-        rows = [f"    {row}," for row in rows]
+            none = f'{{"{name}", WEFT_{"NONE" if value is None else "INTEGER"}}}'
+            rows.append(f"    {self._static(value) if isinstance(value, Buffer) else none},")
         return [f"static const weft_value {title}[] = {{", *rows, "};"] if rows else []
 
     def _static(self, buffer: Buffer) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_codegen.loops.expr import Number
+from weft_codegen.loops.ops import DTYPES
 
 
 @dataclass(frozen=True)
@@ -24,27 +25,16 @@ class CType:
     bytes: int
 
 
-def _plain(name: str, suffix: str, size: int) -> CType:
-    return CType(name, name, suffix, size)
-
-
-C_TYPES: dict[torch.dtype, CType] = {
-    torch.float32: _plain("float", "f32", 4),
-    torch.float64: _plain("double", "f64", 8),
-    torch.float16: _plain("uint16_t", "f16", 2),
-    torch.bfloat16: _plain("uint16_t", "bf16", 2),
-    torch.int8: _plain("int8_t", "i8", 1),
-    torch.int16: _plain("int16_t", "i16", 2),
-    torch.int32: _plain("int32_t", "i32", 4),
-    torch.int64: _plain("int64_t", "i64", 8),
-    torch.uint8: _plain("uint8_t", "u8", 1),
-    torch.uint16: _plain("uint16_t", "u16", 2),
-    torch.uint32: _plain("uint32_t", "u32", 4),
-    torch.uint64: _plain("uint64_t", "u64", 8),
-    torch.bool: CType("uint8_t", "_Bool", "b8", 1),
-}
-
 HALVES = (torch.float16, torch.bfloat16)
+_FLOATS = {torch.float32: "float", torch.float64: "double"} | dict.fromkeys(HALVES, "uint16_t")
+# Kernels have no unsigned integers but bytes; the host passes them on.
+_SUFFIXES = DTYPES | {torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64"}
+C_TYPES: dict[torch.dtype, CType] = {
+    dtype: CType(name, name, suffix, dtype.itemsize)
+    for dtype, suffix in _SUFFIXES.items()
+    for name in [_FLOATS.get(dtype, f"{str(dtype).removeprefix('torch.')}_t")]
+}
+C_TYPES[torch.bool] = CType("uint8_t", "_Bool", "b8", 1)
 _NARROW = (torch.int8, torch.int16, torch.uint8, torch.uint16)
 
 
@@ -70,18 +60,15 @@ def _float_literal(value: float, suffix: str) -> str:
     if math.isinf(value):
         return f"(-__builtin_inf{suffix}())" if value < 0 else f"__builtin_inf{suffix}()"
     if suffix:
-        # The shortest text that reads back as the same float.
-        text = next(t for t in (f"{value:.{p}g}" for p in (6, 7, 8, 9)) if _same_f32(t, value))
+        texts = (f"{value:.{digits}g}" for digits in (6, 7, 8, 9))
+        # The shortest one that reads back as the same float.
+        text = next(t for t in texts if torch.tensor(float(t), dtype=torch.float32).item() == value)
     else:
         text = repr(value)
     if not any(mark in text for mark in ".e"):
         text += ".0"
     text += suffix
     return f"({text})" if text.startswith("-") else text
-
-
-def _same_f32(text: str, value: float) -> bool:
-    return float(torch.tensor(float(text), dtype=torch.float32).item()) == value
 
 
 def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:

@@ -56,13 +56,11 @@ def run_all(commands: Sequence[tuple[Sequence[str], Path]], tools: Toolchain) ->
         text = f"the C compiler ran longer than {settings.compiler_timeout:g} s and was ended"
         remedy = "raise weft.config.compiler_timeout, or compile a smaller function"
         raise CompilerUnavailable("codegen.build", text, remedy=remedy) from None
-    for one in finished:
-        if one.worked:
-            continue
-        if _FULL.search(one.text):
-            raise OSError(f"the C compiler says: {_first_line(one.text)}")
-        if _ENDED.search(one.text):
-            text = f"the C compiler did not end as it should: {_first_line(one.text)}"
+    for text in (done.text for done in finished if not done.worked):
+        if _FULL.search(text):
+            raise OSError(f"the C compiler says: {_first_line(text)}")
+        if _ENDED.search(text):
+            text = f"the C compiler did not end as it should: {_first_line(text)}"
             raise CompilerUnavailable("codegen.build", text, remedy="see what its output says")
         _probe(tools, folder)
     return finished

@@ -105,20 +105,19 @@ class Nest:
 
     around: tuple[ir.Loop, ...]
     shared: tuple[ir.Loop, ...]
-    body: tuple[ir.Stmt, ...]
+    body: ir.Body
 
 
 def split_nest(stmt: ir.Stmt) -> Nest:
     """Choose which parallel loops of `stmt` threads divide among them."""
     chain: list[ir.Loop] = []
-    body: tuple[ir.Stmt, ...] = (stmt,)
+    body: ir.Body = (stmt,)
     while len(body) == 1 and isinstance(body[0], ir.Loop) and body[0].kind == "parallel":
         if body[0].limit is not None:
             break
         chain.append(body[0])
         body = body[0].body
-    innermost = chain and not any(isinstance(item, ir.Loop) for item in body)
-    if not innermost:
+    if not chain or not chain[-1].is_innermost:
         return Nest((), tuple(chain), body)
     outer = product(loop.axis.extent for loop in chain[:-1])
     if len(chain) == 1 or (outer.is_const and outer.value < 16):
@@ -141,15 +140,14 @@ class _KernelWriter:
     def text(self) -> str:
         """The whole kernel."""
         body = self._kernel.body
-        together = not all(isinstance(stmt, ir.Loop) and stmt.kind == "parallel" for stmt in body)
         calls: list[str] = []
-        if together:
-            self._part("part", Nest((), (), body))
-            calls.append(f"{_NAME}_part({', '.join(self._names)});")
-        else:
+        if all(isinstance(stmt, ir.Loop) and stmt.kind == "parallel" for stmt in body):
             for number, stmt in enumerate(body):
                 suffix = "part" if len(body) == 1 else f"part{number}"
                 calls += self._nest(suffix, split_nest(stmt), (stmt,))
+        else:
+            self._part("part", Nest((), (), body))
+            calls.append(f"{_NAME}_part({', '.join(self._names)});")
         entry = f"void {_NAME}({_parameters(self._kernel, restrict=False)})"
         with self._text.block(f'__attribute__((weak, visibility("hidden")))\n{entry}'):
             for line in calls:
@@ -161,7 +159,7 @@ class _KernelWriter:
 
     # ---- threads ----
 
-    def _nest(self, suffix: str, nest: Nest, whole: tuple[ir.Stmt, ...]) -> list[str]:
+    def _nest(self, suffix: str, nest: Nest, whole: ir.Body) -> list[str]:
         """Write the functions of one nest; the lines of the entry function that run it."""
         self._part(suffix, nest)
         chunks = product(loop.axis.extent for loop in nest.shared)
@@ -247,12 +245,9 @@ class _KernelWriter:
     def _declare(self, locals_here: list[Local]) -> None:
         """Declare what a parallel iteration owns, but for what a simd loop keeps private."""
         for local in locals_here:
-            kind = C_TYPES[local.dtype].value
-            if local.is_scalar:
-                if local not in self._private:
-                    self._text.line(f"{kind} {local.name};")
-            elif _on_stack(local):
-                self._text.line(f"{kind} {local.name}[{index_c(local.extent)}] WEFT_ALIGNED;")
+            row = "" if local.is_scalar else f"[{index_c(local.extent)}] WEFT_ALIGNED"
+            if local not in self._private if local.is_scalar else _on_stack(local):
+                self._text.line(f"{C_TYPES[local.dtype].value} {local.name}{row};")
 
 
 def _streamed(kernel: ir.Kernel, dtypes: dict[str, torch.dtype]) -> set[str]:

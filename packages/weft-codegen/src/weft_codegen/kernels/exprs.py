@@ -16,7 +16,7 @@ import torch
 from weft_codegen.kernels.c_types import HALVES
 from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Local, Read, walk
 from weft_codegen.loops.index import Atom, ComputedIndex, Pair, nonnegative
-from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
+from weft_codegen.loops.program import Body, Loop, Reduce, Set, Stmt, statements, stmt_exprs
 
 
 class ExprWriter:
@@ -131,7 +131,7 @@ def reads_of(body: Iterable[Stmt]) -> frozenset[Local]:
     return locals_read(*(expr for stmt in body for expr in stmt_exprs(stmt)))
 
 
-def changed(body: tuple[Stmt, ...]) -> frozenset[Local]:
+def changed(body: Body) -> frozenset[Local]:
     """The locals that `body` changes."""
     found: set[Local] = set()
     for stmt in statements(body):
@@ -142,6 +142,6 @@ def changed(body: tuple[Stmt, ...]) -> frozenset[Local]:
     return frozenset(found)
 
 
-def locals_of(body: tuple[Stmt, ...]) -> frozenset[Local]:
+def locals_of(body: Body) -> frozenset[Local]:
     """The locals that `body` reads or changes."""
     return reads_of(stmt for stmt in statements(body) if not isinstance(stmt, Loop)) | changed(body)

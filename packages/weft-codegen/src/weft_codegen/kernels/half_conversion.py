@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_codegen.kernels.c_types import HALVES
-from weft_codegen.loops.expr import Cast, Expr, Load, walk
-from weft_codegen.loops.index import ONE, Axis
+from weft_codegen.kernels.exprs import rounds
+from weft_codegen.loops.expr import Cast, Load, walk
+from weft_codegen.loops.index import ONE
 from weft_codegen.loops.program import Loop, Store, stmt_exprs
 from weft_codegen.loops.steps import coefficient
 
@@ -40,28 +40,16 @@ def find_half_conversions(loop: Loop) -> HalfConversions:
         for node in walk(*stmt_exprs(stmt)):
             if isinstance(node, Load) and node.buffer in stored:
                 unsafe.add(node.buffer)
-            if isinstance(node, Cast) and (element := _read(node, loop.axis)):
-                reads[node] = element
-        if isinstance(stmt, Store):
-            stored.add(stmt.buffer)
-            if _is_store(stmt, loop.axis):
-                stores.append(stmt)
+            match node:
+                case Cast(torch.float32, Load(torch.float16, mask=None) as element):
+                    if coefficient(element.index, loop.axis) is ONE:
+                        reads[node] = element
+        match stmt:
+            case Store(buffer, index, value, mode):
+                stored.add(buffer)
+                if rounds(value) and mode == "set" and coefficient(index, loop.axis) is ONE:
+                    stores.append(stmt)
     return HalfConversions(
         tuple((node, item) for node, item in reads.items() if item.buffer not in unsafe),
         tuple(stmt for stmt in stores if stmt.buffer not in unsafe),
     )
-
-
-def _read(node: Cast, axis: Axis) -> Load | None:
-    """The float16 element that `node` widens, if it is one of a row of them."""
-    match node:
-        case Cast(torch.float32, Load(torch.float16, mask=None) as item):
-            return item if coefficient(item.index, axis) is ONE else None
-    return None
-
-
-def _is_store(stmt: Store, axis: Axis) -> bool:
-    match stmt:
-        case Store(value=Cast(dtype, Expr(torch.float32)), mode="set"):
-            return dtype in HALVES and coefficient(stmt.index, axis) is ONE
-    return False

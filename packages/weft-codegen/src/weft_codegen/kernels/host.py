@@ -17,20 +17,10 @@ from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_tables import Tables
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
-from weft_codegen.kernels.plan import ALIGN, Allocation, plan_program
+from weft_codegen.kernels.plan import ALIGN, Allocation, MemoryPlan
+from weft_codegen.loops import program as ir
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const
 from weft_codegen.loops.lower.origins import by_line
-from weft_codegen.loops.program import (
-    Alias,
-    Buffer,
-    BufferRef,
-    Extern,
-    Launch,
-    Program,
-    size_positions,
-    step_reads,
-    step_writes,
-)
 
 
 class HostWriter:
@@ -41,9 +31,9 @@ class HostWriter:
     operators_choose = False
     """Whether what no kernel touches may be on other devices: seeds, which are on the CPU."""
 
-    def __init__(self, program: Program, codes: Mapping[str, KernelCode]) -> None:
+    def __init__(self, program: ir.Program, codes: Mapping[str, KernelCode]) -> None:
         self._program, self._device = program, program.device
-        self._plan = plan = plan_program(program)
+        self._plan = plan = MemoryPlan(program)
         self._codes = codes
         self._lines: list[str] = []
         self._tables = Tables(program)
@@ -51,7 +41,7 @@ class HostWriter:
         self._handles: dict[str, str] = {}
         self._pointers: set[str] = set()
         self._shims: dict[str, int] = {}
-        self._externs = any(isinstance(step, Extern) for step in program.steps)
+        self._externs = any(isinstance(step, ir.Extern) for step in program.steps)
         self._launched = self._launched_buffers()
         self._positions = {item.name: k for k, item in enumerate(program.inputs)}
         self._offsets = _view_offsets(program)
@@ -63,15 +53,17 @@ class HostWriter:
 
     def text(self) -> str:
         """The whole unit, without the include."""
-        self._bind_sizes()
+        for name, (position, dim) in ir.size_positions(self._program).items():
+            text = f"integers[{position}]" if dim is None else f"weft_size(in[{position}], {dim})"
+            self._line(f"const int64_t {name} = {text};")
         self._inputs()
         self._take_scratch()
         for position, step in enumerate(self._program.steps):
-            if isinstance(step, Launch):
+            if isinstance(step, ir.Launch):
                 self._launch(position, step)
-            elif isinstance(step, Extern):
+            elif isinstance(step, ir.Extern):
                 self._extern(position, step)
-            elif isinstance(step, Alias):
+            elif isinstance(step, ir.Alias):
                 self._alias(step)
             self._release(position)
         self._outputs()
@@ -81,19 +73,13 @@ class HostWriter:
         """Buffers that some kernel touches, so that they need a C pointer; views' bases too."""
         names: set[str] = set()
         for step in reversed(self._program.steps):
-            if isinstance(step, Launch):
+            if isinstance(step, ir.Launch):
                 names.update(step.buffers)
-            elif isinstance(step, Alias) and step.name in names:
+            elif isinstance(step, ir.Alias) and step.name in names:
                 names.add(step.base)
         return frozenset(names)
 
     # ---- arguments ----
-
-    def _bind_sizes(self) -> None:
-        """Declare each size symbol."""
-        for name, (position, dim) in size_positions(self._program).items():
-            text = f"integers[{position}]" if dim is None else f"weft_size(in[{position}], {dim})"
-            self._line(f"const int64_t {name} = {text};")
 
     def _inputs(self) -> None:
         for position, item in enumerate(self._program.inputs):
@@ -121,7 +107,7 @@ class HostWriter:
             self._line(f"char scratch[{size}] __attribute__((aligned({ALIGN})));")
         elif size:
             slot = self._slot("")
-            memory = Buffer("scratch", torch.uint8, (const(size),), (ONE,), self._device)
+            memory = ir.Buffer("scratch", torch.uint8, (const(size),), (ONE,), self._device)
             self._check(f"weft_empty(&{slot}, {self._tables.value(memory)})")
             self._line(f"char *const scratch = weft_data({slot});")
 
@@ -131,7 +117,7 @@ class HostWriter:
         for text in by_line(origins):
             self._line(f"/* {text.replace('*/', '* /')} */")
 
-    def _launch(self, position: int, step: Launch) -> None:
+    def _launch(self, position: int, step: ir.Launch) -> None:
         self._origins(step.origins)
         kernel = self._program.kernels[step.kernel]
         for param, name in zip(kernel.params, step.buffers, strict=True):
@@ -139,7 +125,7 @@ class HostWriter:
                 self._make(name)
         self._call(position, step)
 
-    def _call(self, position: int, step: Launch) -> None:
+    def _call(self, position: int, step: ir.Launch) -> None:
         """Call a kernel in C."""
         arguments = [pointer_c(name) for name in step.buffers]
         arguments += [index_c(size) for size in step.sizes]
@@ -172,12 +158,9 @@ class HostWriter:
             self._handles[root] = slot
             self._pointer(root, f"weft_data({slot})")
         else:
-            self._pointer(root, self._scratch_address(root), always=True)
+            self._pointer(root, f"scratch + {self._plan.offset[root]}", always=True)
 
-    def _scratch_address(self, root: str) -> str:
-        return f"scratch + {self._plan.offset[root]}"
-
-    def _alias(self, step: Alias) -> None:
+    def _alias(self, step: ir.Alias) -> None:
         base = self._plan.root[step.base]
         self._make(base)
         if step.name in self._launched:
@@ -200,7 +183,7 @@ class HostWriter:
         slot, value = self._slot(name), self._tables.value(buffer)
         if self._plan.allocation[root] is Allocation.SCRATCH:
             offset = self._offsets[name] * buffer.dtype.itemsize
-            address = f"{self._scratch_address(root)} + {index_c(offset)}"
+            address = f"scratch + {self._plan.offset[root]} + {index_c(offset)}"
             self._check(f"weft_wrap(&{slot}, {address}, {value})")
         else:
             self._make(root)
@@ -210,7 +193,7 @@ class HostWriter:
         self._handles[name] = slot
         return slot
 
-    def _extern(self, position: int, step: Extern) -> None:
+    def _extern(self, position: int, step: ir.Extern) -> None:
         self._origins(step.origins)
         if step.when is not None:
             self._line(f"if (*{pointer_c(step.when)}) {{")
@@ -245,13 +228,13 @@ class HostWriter:
         if not externs.writes_into(step):
             self._results(step)
 
-    def _device_of(self, step: Extern) -> str:
+    def _device_of(self, step: ir.Extern) -> str:
         """The type of device that all tensors of an operator are on; "" where they differ."""
-        names = (*step_reads(step), *step_writes(step))
+        names = (*ir.step_reads(step), *ir.step_writes(step))
         found = {self._program.buffers[n].device for n in names if n in self._program.buffers}
         return (found or {self._device}).pop().type if len(found) < 2 else ""
 
-    def _results(self, step: Extern) -> None:
+    def _results(self, step: ir.Extern) -> None:
         for name in step.results:
             if name is None or name not in self._program.buffers:
                 continue
@@ -274,7 +257,7 @@ class HostWriter:
         for position, output in enumerate(self._program.outputs):
             if output is None:
                 continue
-            if not isinstance(output, BufferRef):
+            if not isinstance(output, ir.BufferRef):
                 self._line(f"integers[{position}] = {index_c(output)};")
                 continue
             self._make(output.name)
@@ -318,10 +301,9 @@ class HostWriter:
     def _opening(self) -> list[str]:
         names = sorted(self._shims, key=lambda name: self._shims[name])
         symbols = "".join(f'{{"{name}"}}, ' for name in names)
-        grad = ["    const _Bool grad = torch.grad_mode_is_enabled();"]
-        grad += ["    if (grad)", "        torch.grad_mode_set_enabled(0);"]
+        grad = ["    const _Bool grad = torch.grad_mode_is_enabled();", *_set_grad(0)]
         return [
-            *self._prototypes(),
+            *sorted({code.prototype for code in self._codes.values()}),
             *(['#include "weft_bounds.h"'] if settings.check_bounds else []),
             "",
             *self._tables.lines(),
@@ -341,30 +323,27 @@ class HostWriter:
             *(grad if self._externs else []),
         ]
 
-    def _prototypes(self) -> list[str]:
-        return sorted({code.prototype for code in self._codes.values()})
-
     def _closing(self) -> list[str]:
         return [
             "    status = 0;",
             "done:",
             f"    for (int k = 0; k < {len(self._own)}; k++)",
             "        weft_drop(&own[k]);",
-            *(
-                ["    if (grad)", "        torch.grad_mode_set_enabled(1);"]
-                if self._externs
-                else []
-            ),
+            *(_set_grad(1) if self._externs else []),
             "    return status;",
             "}",
         ]
+
+
+def _set_grad(mode: int) -> list[str]:
+    return ["    if (grad)", f"        torch.grad_mode_set_enabled({mode});"]
 
 
 # Elements from which dropping an argument early is worth taking the interpreter lock for it.
 _LARGE = 4096
 
 
-def _large_inputs(program: Program) -> list[str]:
+def _large_inputs(program: ir.Program) -> list[str]:
     """Tensors among the arguments that a call may drop when it needs them no more."""
     names = []
     for item in program.inputs:
@@ -383,16 +362,16 @@ def step_arguments(position: int, handles: Sequence[str], integers: Sequence[str
     return f"call, {position}, {len(handles)}, {tensors}, {len(integers)}, {numbers}"
 
 
-def _view_offsets(program: Program) -> dict[str, IndexExpr]:
+def _view_offsets(program: ir.Program) -> dict[str, IndexExpr]:
     """For every buffer, the elements from its root's first to its own first."""
     offsets = dict.fromkeys(program.buffers, ZERO)
     for step in program.steps:
-        if isinstance(step, Alias):
+        if isinstance(step, ir.Alias):
             offsets[step.name] = offsets[step.base] + step.offset
     return offsets
 
 
-def _memory(buffer: Buffer) -> str:
+def _memory(buffer: ir.Buffer) -> str:
     """The C type of a buffer's elements (bytes for dtypes that no kernel touches)."""
     kind = C_TYPES.get(buffer.dtype)
     return kind.memory if kind is not None else "char"

@@ -8,8 +8,7 @@ stores it writes over its input if that dies there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 
 import torch
@@ -31,110 +30,73 @@ class Allocation(Enum):
     SCRATCH = "scratch"
 
 
-def plan_program(program: ir.Program) -> MemoryPlan:
-    """The memory plan that the host unit of `program` follows."""
-    steps = enumerate(program.steps)
-    allocate = (k for k, s in steps if isinstance(s, ir.Extern) and not writes_into(s))
-    return make_plan(program, frozenset(allocate))
-
-
-def make_plan(program: ir.Program, allocates: frozenset[int]) -> MemoryPlan:
-    """MemoryPlan the memory of `program`.
-
-    Args:
-        allocates: positions of the Extern steps that make their own results.
-    """
-    root = {name: name for name in program.buffers} | ir.storage_roots(program.steps)
-    allocation = _allocations(program, root, allocates)
-    last = _last_uses(program, root)
-    plan = MemoryPlan(program, root, allocation, last, _exclusive(program, root, allocates))
-    for position, step in enumerate(program.steps):
-        plan.place_results(position, step)
-        plan.release(position)
-    return plan
-
-
-def _allocations(
-    program: ir.Program, root: Mapping[str, str], allocates: frozenset[int]
-) -> dict[str, Allocation]:
-    allocation = {item.name: Allocation.INPUT for item in program.inputs if item.kind == "tensor"}
-    allocation |= dict.fromkeys(program.constants, Allocation.CONSTANT)
-    for output in program.outputs:
-        if isinstance(output, ir.BufferRef):
-            allocation.setdefault(root[output.name], Allocation.OWNED)
-    for position in allocates:
-        step = program.steps[position]
-        assert isinstance(step, ir.Extern)
-        if returns_views(step):
-            # A view must not outlive what it looks at, so that cannot be scratch memory.
-            for read in ir.step_reads(step, program.kernels):
-                allocation.setdefault(root[read], Allocation.OWNED)
-        for result in step.results:
-            if result is not None and result in root:
-                allocation.setdefault(root[result], Allocation.OWNED)
-    for name in root.values():
-        size = program.buffers[name].bytes
-        small = size.is_const and size.value < LARGE
-        small &= program.buffers[name].device == program.device
-        allocation.setdefault(name, Allocation.SCRATCH if small else Allocation.OWNED)
-    return allocation
-
-
-def _exclusive(
-    program: ir.Program, root: Mapping[str, str], allocates: frozenset[int]
-) -> frozenset[str]:
-    """The roots whose memory nothing but the program's own steps can know."""
-    given = {item.name for item in program.inputs} | program.constants.keys()
-    shared = {root[output.name] for output in program.outputs if isinstance(output, ir.BufferRef)}
-    for position in allocates:
-        step = program.steps[position]
-        assert isinstance(step, ir.Extern)
-        seen = ir.step_writes(step, program.kernels)
-        seen += ir.step_reads(step, program.kernels) if returns_views(step) else ()
-        shared.update(root[name] for name in seen if name in root)
-    return frozenset(root.values()) - given - shared
-
-
-def _last_uses(program: ir.Program, root: Mapping[str, str]) -> dict[str, int]:
-    last: dict[str, int] = {}
-    for position, step in enumerate(program.steps):
-        touched = ir.step_reads(step, program.kernels) + ir.step_writes(step, program.kernels)
-        for name in touched:
-            if name in root:
-                last[root[name]] = position
-    for output in program.outputs:
-        if isinstance(output, ir.BufferRef):
-            last[root[output.name]] = len(program.steps)
-    return last
-
-
-@dataclass
 class MemoryPlan:
-    """Where every buffer is; memory is assigned step by step.
+    """The memory of a program.
 
     root: buffer -> the buffer whose storage it shares; allocation: root -> Allocation.
     last: root -> the last step that touches it (len(steps) for outputs).
-    exclusive: the roots whose memory nothing but the program's own steps can know.
     over: root -> the root that dies where this one is first written, and whose memory it takes.
     offset: scratch root -> byte offset.  fixed: bytes of the scratch block.
     """
 
-    program: ir.Program
-    root: Mapping[str, str]
-    allocation: Mapping[str, Allocation]
-    last: Mapping[str, int]
-    exclusive: frozenset[str]
-    over: dict[str, str] = field(default_factory=dict)
-    offset: dict[str, int] = field(default_factory=dict)
-    fixed: int = 0
-    _live: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _made: set[str] = field(default_factory=set)
+    def __init__(self, program: ir.Program) -> None:
+        self._program = program
+        self.root = {name: name for name in program.buffers} | ir.storage_roots(program.steps)
+        self.allocation: dict[str, Allocation] = {}
+        self.last: dict[str, int] = {}
+        self.over: dict[str, str] = {}
+        self.offset: dict[str, int] = {}
+        self.fixed = 0
+        self._exclusive = frozenset(self.root.values()) - self._allocate()
+        self._taken: set[str] = set()
+        self._live: dict[str, tuple[int, int]] = {}
+        self._made: set[str] = set()
+        for position, step in enumerate(program.steps):
+            for name in self._touched(step):
+                self.last[name] = position
+        self.last.update((self.root[name], len(program.steps)) for name in self._outputs())
+        for position, step in enumerate(program.steps):
+            self._place_results(position, step)
+            for name in [name for name in self._live if self.last[name] <= position]:
+                del self._live[name]
 
-    def place_results(self, position: int, step: ir.Step) -> None:
+    def _outputs(self) -> list[str]:
+        return [o.name for o in self._program.outputs if isinstance(o, ir.BufferRef)]
+
+    def _touched(self, step: ir.Step) -> list[str]:
+        """The roots of what a step reads and writes, once for each time."""
+        kernels = self._program.kernels
+        names = ir.step_reads(step, kernels) + ir.step_writes(step, kernels)
+        return [self.root[name] for name in names if name in self.root]
+
+    def _allocate(self) -> set[str]:
+        """Fill `allocation`; the roots whose memory others than the program's steps may know."""
+        program, kernels = self._program, self._program.kernels
+        tensors = [item.name for item in program.inputs if item.kind == "tensor"]
+        self.allocation.update(dict.fromkeys(tensors, Allocation.INPUT))
+        self.allocation.update(dict.fromkeys(program.constants, Allocation.CONSTANT))
+        owned, known = self._outputs(), [*tensors, *program.constants]
+        for step in program.steps:
+            if not isinstance(step, ir.Extern) or writes_into(step):
+                continue  # it writes where the plan says
+            # A view must not outlive what it looks at, so that cannot be scratch memory.
+            owned += ir.step_reads(step, kernels) if returns_views(step) else ()
+            owned += [name for name in step.results if name in self.root]
+            known += [name for name in step.mutates if name in self.root]
+        for name in owned:
+            self.allocation.setdefault(self.root[name], Allocation.OWNED)
+        for name in self.root.values():
+            buffer = program.buffers[name]
+            small = buffer.bytes.is_const and buffer.bytes.value < LARGE
+            small &= buffer.device == program.device
+            self.allocation.setdefault(name, Allocation.SCRATCH if small else Allocation.OWNED)
+        return {self.root[name] for name in (*owned, *known)}
+
+    def _place_results(self, position: int, step: ir.Step) -> None:
         """Give memory to what `step` makes."""
         if isinstance(step, ir.Alias):
             return
-        for name in ir.step_writes(step, self.program.kernels):
+        for name in ir.step_writes(step, self._program.kernels):
             root = self.root.get(name)
             if root is None or root in self._made:
                 continue
@@ -142,11 +104,12 @@ class MemoryPlan:
             over = self._reusable(position, step, name)
             if over is not None:
                 self.over[root] = over
+                self._taken.add(over)
             if self.allocation[root] is Allocation.SCRATCH:
                 self._assign(root, over)
 
     def _assign(self, name: str, over: str | None) -> None:
-        size = self.program.buffers[name].bytes
+        size = self._program.buffers[name].bytes
         extent = max(ALIGN, -(-size.value // ALIGN) * ALIGN)
         if over is not None:
             start = self.offset[over]
@@ -169,12 +132,10 @@ class MemoryPlan:
 
     def _reusable(self, position: int, step: ir.Step, written: str) -> str | None:
         """A dying input of a kernel whose memory the result `written` may take."""
-        kernels = self.program.kernels
-        names = ir.step_reads(step, kernels) + ir.step_writes(step, kernels)
-        touched = [self.root.get(name) for name in names]
+        touched = self._touched(step)
         for source in self._overwritten(step, written):
             name = self.root[source]
-            free = name in self.exclusive and name not in self.over.values()
+            free = name in self._exclusive and name not in self._taken
             dies = self.last[name] == position and touched.count(name) == 1
             if free and dies and self._alike(name, written):
                 return name
@@ -183,11 +144,11 @@ class MemoryPlan:
     def _overwritten(self, step: ir.Step, written: str) -> list[str]:
         """What the step would read just before it writes the same element of `written`."""
         if isinstance(step, ir.Launch) and self.root[written] == written:
-            kernel = self.program.kernels[step.kernel]
+            kernel = self._program.kernels[step.kernel]
             actual = dict(zip((param.name for param in kernel.params), step.buffers, strict=True))
             return [actual[old] for new, old in kernel.in_place if actual[new] == written]
         if isinstance(step, ir.Extern) and step.op is torch.ops.aten.addmm.default:
-            total, new = (self.program.buffers[name] for name in (step.args[0].name, written))
+            total, new = (self._program.buffers[name] for name in (step.args[0].name, written))
             owned = (
                 self.allocation[written] is Allocation.OWNED and self.root[total.name] == total.name
             )
@@ -196,11 +157,6 @@ class MemoryPlan:
 
     def _alike(self, name: str, written: str) -> bool:
         """Whether one may have the other's memory: the same kind of it, and as much."""
-        old, new = self.program.buffers[name], self.program.buffers[written]
+        old, new = self._program.buffers[name], self._program.buffers[written]
         same = self.allocation[name] is self.allocation[written] and old.storage is new.storage
         return same and old.dtype is new.dtype and old.device == new.device
-
-    def release(self, position: int) -> None:
-        """Free what nobody needs after step `position`."""
-        for name in [name for name in self._live if self.last[name] <= position]:
-            del self._live[name]

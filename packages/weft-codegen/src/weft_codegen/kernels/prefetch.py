@@ -17,7 +17,7 @@ from weft_codegen.kernels.transpose_tile import TransposeTile, match_transpose_t
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Expr, Load, load, walk
 from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms, product
-from weft_codegen.loops.program import Loop, Stmt, stmt_exprs
+from weft_codegen.loops.program import Body, Loop, stmt_exprs
 from weft_codegen.loops.steps import coefficient
 
 
@@ -33,30 +33,27 @@ class Prefetch:
 Prefetches = dict[Loop, list[Prefetch]]
 
 
-def find_prefetches(body: tuple[Stmt, ...], around: Axis | None) -> Prefetches:
+def find_prefetches(body: Body, around: Axis | None) -> Prefetches:
     """What innermost loops ask for.
 
     Args:
         around: the axis of the loop that `body` is repeated in, if it is.
     """
     found: Prefetches = {}
-    for stmt in body:
-        if isinstance(stmt, Loop):
-            found.update(find_prefetches(stmt.body, stmt.axis))
+    loops = [stmt for stmt in body if isinstance(stmt, Loop)]
+    for loop in loops:
+        found.update(find_prefetches(loop.body, loop.axis))
     if around is None or len(body) < 2:
         return found
-    tiles = [
-        tile for stmt in body if isinstance(stmt, Loop) if (tile := match_transpose_tile(stmt))
-    ]
+    tiles = [tile for tile in map(match_transpose_tile, loops) if tile]
     claimed = {item.load for items in found.values() for item in items}
     passes: dict[tuple[str, IndexExpr], list[tuple[Loop, Load]]] = {}
     for path in _innermost(body, ()):
         inside: dict[Atom, IndexExpr] = {item.axis: ZERO for item in path}
         loop = path[-1]
         exprs = [expr for stmt in loop.body for expr in stmt_exprs(stmt)]
-        exprs += [
-            part for tile in tiles if len(path) > 1 for part in _next_tile(tile, path[-2], loop)
-        ]
+        if len(path) > 1:
+            exprs += [part for tile in tiles for part in _next_tile(tile, path[-2], loop)]
         for node in walk(*exprs):
             if not isinstance(node, Load) or node in claimed or not walks(node.index, loop.axis):
                 continue
@@ -72,7 +69,7 @@ def find_prefetches(body: tuple[Stmt, ...], around: Axis | None) -> Prefetches:
     return found
 
 
-def _innermost(body: tuple[Stmt, ...], path: tuple[Loop, ...]) -> Iterator[tuple[Loop, ...]]:
+def _innermost(body: Body, path: tuple[Loop, ...]) -> Iterator[tuple[Loop, ...]]:
     """The loops without loops inside, but for those that transpose a tile, in post-order."""
     for stmt in body:
         if isinstance(stmt, Loop) and not match_transpose_tile(stmt):

@@ -13,8 +13,8 @@ import torch
 
 from weft_codegen.kernels.exprs import reads_of
 from weft_codegen.loops.expr import Apply, Load, Local, index_value, walk
-from weft_codegen.loops.index import ONE, Axis, ComputedIndex, IndexExpr, atoms
-from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.index import ONE, ZERO, Axis, ComputedIndex, IndexExpr, atoms
+from weft_codegen.loops.program import Body, Loop, Reduce, Set, Store, stmt_exprs
 from weft_codegen.loops.steps import are_distinct, coefficient
 
 # Elements of a block whose rows are unrolled.
@@ -61,14 +61,17 @@ def analyse(loop: Loop, elsewhere: frozenset[Local]) -> SimdLoop | None:
     for position, stmt in enumerate(loop.body):
         if isinstance(stmt, Loop):
             return None
-        if isinstance(stmt, Store) and not _store_is_independent(stmt, loop.axis):
-            return None
+        if isinstance(stmt, Store) and stmt.mode != "set":
+            step = coefficient(stmt.index, loop.axis)
+            if step is None or not step.is_const or step is ZERO:
+                return None
         if isinstance(stmt, Reduce) and not depends_on(stmt.index, loop.axis):
             if stmt.op not in _SIMD_REDUCTIONS:
                 return None
             carried.append(stmt)
         if isinstance(stmt, Set) and not depends_on(stmt.index, loop.axis):
-            if stmt.local in elsewhere or not _set_first(loop.body, position):
+            read = reads_of(loop.body[: position + 1])
+            if stmt.local in elsewhere or stmt.local in read:
                 return None
             private[stmt.local] = None
     if not _carried_independently(loop.body, carried):
@@ -84,30 +87,12 @@ def mixes_masked(loop: Loop) -> bool:
     exprs = [expr for stmt in loop.body if not isinstance(stmt, Loop) for expr in stmt_exprs(stmt)]
     loads = {x for x in walk(*exprs) if isinstance(x, Load) and x.mask is not None}
     places = {(load.buffer, load.index) for load in loads}
-    skipping = [buffer for buffer, where in places if _skips(where, loop.axis)]
+    steps = [(buffer, coefficient(where, loop.axis)) for buffer, where in places]
+    skipping = [buffer for buffer, step in steps if step and step.is_const and abs(step.value) > 1]
     return len(set(skipping)) < len(skipping)
 
 
-def _skips(where: IndexExpr, along: Axis) -> bool:
-    step = coefficient(where, along)
-    return step is not None and step.is_const and abs(step.value) > 1
-
-
-def _store_is_independent(stmt: Store, axis: Axis) -> bool:
-    if stmt.mode == "set":
-        return True
-    step = coefficient(stmt.index, axis)
-    return step is not None and step.is_const and step.value != 0
-
-
-def _set_first(body: tuple[Stmt, ...], position: int) -> bool:
-    """Whether no statement up to and including this Set reads its local."""
-    stmt = body[position]
-    assert isinstance(stmt, Set)
-    return stmt.local not in reads_of(body[: position + 1])
-
-
-def _carried_independently(body: tuple[Stmt, ...], carried: list[Reduce]) -> bool:
+def _carried_independently(body: Body, carried: list[Reduce]) -> bool:
     """Whether accumulators are only accumulated into: once each, and not read meanwhile."""
     targets = [local for stmt in carried for local in stmt.targets]
     written = {stmt.local for stmt in body if isinstance(stmt, Set)}
@@ -129,8 +114,7 @@ def in_registers(loop: Loop) -> bool:
         case Loop(body=(Loop(limit=None) as inner,), limit=None):
             rows, columns = loop.axis.extent, inner.axis.extent
             known = rows.is_const and columns.is_const and rows.value <= 8
-            innermost = not any(isinstance(stmt, Loop) for stmt in inner.body)
-            return known and innermost and rows.value * columns.value <= _IN_REGISTERS
+            return known and inner.is_innermost and rows.value * columns.value <= _IN_REGISTERS
     return False
 
 
@@ -143,9 +127,8 @@ def adds_rows(loop: Loop) -> bool:
     loads = [x.index for x in nodes if isinstance(x, Load) and depends_on(x.index, inner.axis)]
     if not all(walks(where, inner.axis) for where in loads):
         return False  # gcc 12 needs minutes for such rows
-    if any(
-        x.dtype is torch.float16 or (isinstance(x, Apply) and x.name == "product") for x in nodes
-    ):
+    products = [x for x in nodes if isinstance(x, Apply) and x.name == "product"]
+    if products or any(x.dtype is torch.float16 for x in nodes):
         return False
     return len(nodes) <= _CHEAP and all(
         isinstance(stmt, Reduce)

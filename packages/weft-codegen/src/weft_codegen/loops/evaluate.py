@@ -6,44 +6,33 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from weft_codegen.loops.index import (
-    Atom,
-    IndexExpr,
-    Least,
-    Pair,
-    Quotient,
-    Remainder,
-    floordiv,
-    from_atoms,
-    index,
-    least,
-    mod,
-    operands,
-)
+from weft_codegen.loops import index as ix
 
-_REBUILD: dict[type[Pair], Callable[[IndexExpr, IndexExpr], IndexExpr]] = {
-    Quotient: floordiv,
-    Remainder: mod,
-    Least: least,
+_REBUILD: dict[type[ix.Pair], Callable[[ix.IndexExpr, ix.IndexExpr], ix.IndexExpr]] = {
+    ix.Quotient: ix.floordiv,
+    ix.Remainder: ix.mod,
+    ix.Least: ix.least,
 }
-_VALUE: dict[type[Pair], Callable[[Any, Any], Any]] = {
-    Quotient: operator.floordiv,
-    Remainder: operator.mod,
-    Least: lambda left, right: left - (left - right) * (left > right),
+_VALUE: dict[type[ix.Pair], Callable[[Any, Any], Any]] = {
+    ix.Quotient: operator.floordiv,
+    ix.Remainder: operator.mod,
+    ix.Least: lambda left, right: left - (left - right) * (left > right),
 }
 
 
-def substitute(expr: IndexExpr, replace: Callable[[Atom], IndexExpr | None]) -> IndexExpr:
+def substitute(
+    expr: ix.IndexExpr, replace: Callable[[ix.Atom], ix.IndexExpr | None]
+) -> ix.IndexExpr:
     """`expr` with each leaf (Axis, Size, ComputedIndex) for which `replace` gives one replaced."""
 
-    def leaf(atom: Atom) -> IndexExpr:
+    def leaf(atom: ix.Atom) -> ix.IndexExpr:
         new = replace(atom)
-        return from_atoms((atom,)) if new is None else new
+        return ix.from_atoms((atom,)) if new is None else new
 
-    return index(evaluate(expr, leaf))
+    return ix.index(evaluate(expr, leaf))
 
 
-def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
+def evaluate(expr: ix.IndexExpr, leaf: Callable[[ix.Atom], Any]) -> Any:
     """The value of `expr`, where `leaf` gives that of each Axis, Size or ComputedIndex.
 
     These may be ints, arrays of ints or index expressions.
@@ -52,12 +41,12 @@ def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
     for monomial, scale in expr.terms:
         term: Any = scale
         for atom in monomial:
-            if not isinstance(atom, Pair):
+            if not isinstance(atom, ix.Pair):
                 term = term * leaf(atom)
                 continue
-            pieces = [evaluate(piece, leaf) for piece in operands(atom)]
-            if any(isinstance(piece, IndexExpr) for piece in pieces):
-                term = term * _REBUILD[type(atom)](*map(index, pieces))
+            pieces = [evaluate(piece, leaf) for piece in ix.operands(atom)]
+            if any(isinstance(piece, ix.IndexExpr) for piece in pieces):
+                term = term * _REBUILD[type(atom)](*map(ix.index, pieces))
             else:
                 term = term * _VALUE[type(atom)](*pieces)
         total = total + term

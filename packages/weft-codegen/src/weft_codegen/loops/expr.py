@@ -22,23 +22,14 @@ import math
 import operator
 import struct
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from weft_codegen.loops.index import (
-    ONE,
-    Atom,
-    Axis,
-    ComputedIndex,
-    IndexExpr,
-    atoms,
-    const,
-    nonnegative,
-    render,
-)
+from weft_codegen.loops import index as ix
 from weft_codegen.loops.ops import DTYPES, OPS
 
 Number = bool | int | float
@@ -92,13 +83,15 @@ class Expr:
         return tuple(child for part in held for child in _held(part))
 
     @functools.cached_property
-    def axes(self) -> frozenset[Axis]:
+    def axes(self) -> frozenset[ix.Axis]:
         """Every loop axis the value depends on (not through locals)."""
-        own = {atom for where in self.indices for atom in atoms(where) if isinstance(atom, Axis)}
+        own = {
+            atom for where in self.indices for atom in ix.atoms(where) if isinstance(atom, ix.Axis)
+        }
         return frozenset(own).union(*(child.axes for child in self.children))
 
     @property
-    def indices(self) -> tuple[IndexExpr, ...]:
+    def indices(self) -> tuple[ix.IndexExpr, ...]:
         """The index expressions this node itself holds."""
         return (self.index,) if isinstance(self, Index | Load | Read) else ()
 
@@ -106,14 +99,14 @@ class Expr:
         return expr_text(self)
 
 
-def computed_operands(where: IndexExpr) -> tuple[Expr, ...]:
+def computed_operands(where: ix.IndexExpr) -> tuple[Expr, ...]:
     """The expressions that `where` takes integers from (indirect indexing)."""
-    return tuple(atom.expr for atom in atoms(where) if isinstance(atom, ComputedIndex))
+    return tuple(atom.expr for atom in ix.atoms(where) if isinstance(atom, ix.ComputedIndex))
 
 
 def _held(part: Any) -> tuple[Expr, ...]:
     """The expressions in a field of a node."""
-    if isinstance(part, IndexExpr):
+    if isinstance(part, ix.IndexExpr):
         return computed_operands(part)
     if isinstance(part, Expr):
         return (part,)
@@ -131,7 +124,7 @@ class Const(Expr):
 class Index(Expr):
     """An index expression as an integer value."""
 
-    index: IndexExpr
+    index: ix.IndexExpr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,7 +137,7 @@ class Load(Expr):
 
     buffer: str
     mask: Expr | None
-    index: IndexExpr
+    index: ix.IndexExpr
 
 
 @dataclass(frozen=True)
@@ -153,12 +146,12 @@ class Local:
 
     name: str
     dtype: torch.dtype
-    extent: IndexExpr
+    extent: ix.IndexExpr
 
     @property
     def is_scalar(self) -> bool:
         """Whether it is a single value, written without an index."""
-        return self.extent is ONE
+        return self.extent is ix.ONE
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -166,7 +159,7 @@ class Read(Expr):
     """The current value of a local's element `index`."""
 
     local: Local
-    index: IndexExpr
+    index: ix.IndexExpr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -209,7 +202,7 @@ def constant(value: Number, dtype: torch.dtype) -> Const:
     return _make(Const, dtype, int(value))  # type: ignore[no-any-return]
 
 
-def index_value(where: IndexExpr, dtype: torch.dtype = torch.int64) -> Expr:
+def index_value(where: ix.IndexExpr, dtype: torch.dtype = torch.int64) -> Expr:
     """`where` as a number of `dtype`."""
     if where.is_const:
         return constant(where.value, dtype)
@@ -218,7 +211,7 @@ def index_value(where: IndexExpr, dtype: torch.dtype = torch.int64) -> Expr:
     return cast(_make(Index, torch.int64, where), dtype)
 
 
-def load(buffer: str, where: IndexExpr, dtype: torch.dtype, mask: Expr | None = None) -> Expr:
+def load(buffer: str, where: ix.IndexExpr, dtype: torch.dtype, mask: Expr | None = None) -> Expr:
     """The element `where` of `buffer`; see Load."""
     if isinstance(mask, Const):
         if not mask.value:
@@ -227,7 +220,7 @@ def load(buffer: str, where: IndexExpr, dtype: torch.dtype, mask: Expr | None = 
     return _make(Load, dtype, buffer, mask, where)  # type: ignore[no-any-return]
 
 
-def read(local: Local, where: IndexExpr) -> Read:
+def read(local: Local, where: ix.IndexExpr) -> Read:
     """The element `where` of `local`."""
     return _make(Read, local.dtype, local, where)  # type: ignore[no-any-return]
 
@@ -287,7 +280,7 @@ _NEUTRAL = (("mul", 0, 1), ("mul", 1, 1), ("div", 1, 1), ("sub", 1, 0))
 _NEUTRAL_INTEGERS = (*_NEUTRAL, ("add", 0, 0), ("add", 1, 0))
 
 
-_POLYNOMIAL: dict[str, Callable[..., IndexExpr]] = {
+_POLYNOMIAL: dict[str, Callable[..., ix.IndexExpr]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
@@ -304,27 +297,19 @@ def _of_indices(name: str, args: tuple[Expr, ...]) -> Expr | None:
         wraps = not small or args[0].dtype is not torch.int64
         return None if wraps else index_value(_POLYNOMIAL[name](left, right))
     if name == "eq":
-        apart = nonnegative(right - left - 1) or nonnegative(left - right - 1)
+        apart = ix.nonnegative(right - left - 1) or ix.nonnegative(left - right - 1)
         return constant(left is right, torch.bool) if apart or left is right else None
-    if nonnegative(right - left - 1):
+    if ix.nonnegative(right - left - 1):
         return constant(name == "lt", torch.bool)
-    return constant(name == "ge", torch.bool) if nonnegative(left - right) else None
+    return constant(name == "ge", torch.bool) if ix.nonnegative(left - right) else None
 
 
-def index_of(arg: Expr) -> IndexExpr | None:
+def index_of(arg: Expr) -> ix.IndexExpr | None:
     """The index expression that an integer expression is, or None."""
     if isinstance(arg, Index):
         return arg.index
     if isinstance(arg, Const) and not arg.dtype.is_floating_point:
-        return const(int(arg.value))
-    return None
-
-
-def _conjunction(left: Expr, right: Expr) -> Expr | None:
-    if isinstance(left, Const):
-        return right if left.value else left
-    if isinstance(right, Const):
-        return left if right.value else right
+        return ix.const(int(arg.value))
     return None
 
 
@@ -334,7 +319,9 @@ def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
         if found is not None:
             return found
     if name == "and" and args[0].dtype is torch.bool:
-        return _conjunction(*args)
+        known = next((arg for arg in args if isinstance(arg, Const)), None)
+        other = args[args[0] is known]
+        return None if known is None else other if known.value else known
     for op, position, value in _NEUTRAL if args[0].dtype.is_floating_point else _NEUTRAL_INTEGERS:
         arg = args[position] if name == op else None
         if isinstance(arg, Const) and arg.value == value:
@@ -378,37 +365,25 @@ def dtype_text(dtype: torch.dtype) -> str:
     return DTYPES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def index_text(where: IndexExpr) -> str:
+def index_text(where: ix.IndexExpr) -> str:
     """`where` as Python text, with computed integers in braces."""
-    return render(where, _leaf)
+    return ix.render(where, _leaf)
 
 
-def _leaf(atom: Atom) -> str:
-    return f"{{{expr_text(atom.expr)}}}" if isinstance(atom, ComputedIndex) else atom.key
+def _leaf(atom: ix.Atom) -> str:
+    return f"{{{expr_text(atom.expr)}}}" if isinstance(atom, ix.ComputedIndex) else atom.key
 
 
-def _const_text(node: Const) -> str:
-    if isinstance(node.value, float) and not math.isfinite(node.value):
-        return {math.inf: "inf", -math.inf: "-inf"}.get(node.value, "nan")
-    return repr(node.value)
-
-
-def expr_text(root: Expr, names: dict[Expr, str] | None = None) -> str:
+def expr_text(node: Expr, names: Mapping[Expr, str] = MappingProxyType({})) -> str:
     """One-line text of an expression; nodes in `names` print as their name."""
-    names = names or {}
+    if node in names:
+        return names[node]
 
-    def text(node: Expr) -> str:
-        if node in names:
-            return names[node]
-        return node_text(node, text)
+    def text(operand: Expr) -> str:
+        return expr_text(operand, names)
 
-    return text(root)
-
-
-def node_text(node: Expr, text: Any) -> str:
-    """Text of one node, its operands printed by `text`."""
     if isinstance(node, Const):
-        return _const_text(node)
+        return repr(node.value)
     if isinstance(node, Index):
         return f"({index_text(node.index)})"
     if isinstance(node, Load):
@@ -426,6 +401,6 @@ def node_text(node: Expr, text: Any) -> str:
     return template.format(*args)
 
 
-def element_text(local: Local, where: IndexExpr) -> str:
+def element_text(local: Local, where: ix.IndexExpr) -> str:
     """A local's name, with the index where it has more than one element."""
     return local.name if local.is_scalar else f"{local.name}[{index_text(where)}]"

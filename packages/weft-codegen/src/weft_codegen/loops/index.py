@@ -109,7 +109,7 @@ class IndexExpr:
         products: dict[Monomial, int] = {}
         for left, a in self.terms:
             for right, b in other.terms:
-                monomial = _times(left, right)
+                monomial = tuple(sorted(left + right, key=lambda atom: atom.key))
                 products[monomial] = products.get(monomial, 0) + a * b
         return _polynomial(products)
 
@@ -187,12 +187,6 @@ def _rejoined(total: IndexExpr) -> IndexExpr:
                 if above.terms and all(sums.get(m) == c for m, c in above.terms):
                     return total - rest * _atom(atom) - above + rest * atom.left
     return total
-
-
-def _times(left: Monomial, right: Monomial) -> Monomial:
-    if not left or not right:
-        return left or right
-    return tuple(sorted(left + right, key=lambda atom: atom.key))
 
 
 def _atom(atom: Atom) -> IndexExpr:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.evaluate import evaluate
@@ -80,8 +81,7 @@ class _Run:
     def _extern(self, step: ir.Extern) -> None:
         if step.when is not None and not self._memory[step.when].any():
             return
-        args = [self._argument(arg) for arg in step.args]
-        kwargs = {name: self._argument(value) for name, value in step.kwargs}
+        args, kwargs = fx.node.map_aggregate((step.args, dict(step.kwargs)), self._argument)
         with torch.no_grad():
             results = step.op(*args, **kwargs)
         if not isinstance(results, tuple | list):
@@ -104,11 +104,7 @@ class _Run:
     def _argument(self, value: Any) -> Any:
         if isinstance(value, ir.BufferRef):
             return self._memory[value.name]
-        if isinstance(value, IndexExpr):
-            return self._int(value)
-        if isinstance(value, list | tuple):
-            return [self._argument(item) for item in value]
-        return value
+        return self._int(value) if isinstance(value, IndexExpr) else value
 
     def _launch(self, step: ir.Launch) -> None:
         kernel = self._program.kernels[step.kernel]
@@ -116,13 +112,9 @@ class _Run:
             if name not in self._memory:
                 self._memory[name] = self._allocate(name)
         sizes = {n: self._int(v) for n, v in zip(kernel.sizes, step.sizes, strict=True)}
-        _run_kernel(kernel, [self._memory[name] for name in step.buffers], sizes)
-
-
-def _run_kernel(kernel: ir.Kernel, buffers: Sequence[torch.Tensor], sizes: Sizes) -> None:
-    names = (param.name for param in kernel.params)
-    memory = dict(zip(names, map(_flat, buffers), strict=True))
-    KernelRun(kernel, memory, sizes).body(kernel.body)
+        pairs = zip(kernel.params, step.buffers, strict=True)
+        memory = {param.name: _flat(self._memory[name]) for param, name in pairs}
+        KernelRun(kernel, memory, sizes).body(kernel.body)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,7 +140,7 @@ class KernelRun:
         }
         self._scalars: dict[str, torch.Tensor] = {}
 
-    def body(self, body: tuple[ir.Stmt, ...]) -> None:
+    def body(self, body: ir.Body) -> None:
         """Run statements in order."""
         for stmt in body:
             if isinstance(stmt, ir.Loop):
@@ -160,7 +152,7 @@ class KernelRun:
         count = self._index(loop.axis.extent)
         if loop.limit is not None:
             count = min(count, self._index(loop.limit))
-        if any(isinstance(stmt, ir.Loop) for stmt in loop.body) or _runs_on(loop.body):
+        if not loop.is_innermost or _runs_on(loop.body):
             for position in range(count):
                 self._axes[loop.axis] = position
                 self.body(loop.body)
@@ -275,7 +267,7 @@ class KernelRun:
         return self._sizes[atom.key]
 
 
-def _runs_on(body: tuple[ir.Stmt, ...]) -> bool:
+def _runs_on(body: ir.Body) -> bool:
     """Whether a body reads what it reduces (a scan): its iterations come one after another."""
     exprs = (expr for stmt in body for expr in ir.stmt_exprs(stmt))
     reads = {node.local for node in walk(*exprs) if isinstance(node, Read)}

@@ -8,6 +8,7 @@ emitter's prelude defines for every {t} it uses.  Comparison results are bool.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -88,27 +89,12 @@ def _call(
     cost: int = 1,
 ) -> OpRow:
     operands = ", ".join(f"{{{i}}}" for i in range(arity))
-    return OpRow(
-        name,
-        arity,
-        rule,
-        reference,
-        f"{name}_{{t}}({operands})",
-        triton or f"libdevice.{name}({operands})",
-        cost,
-    )
+    c, triton = f"{name}_{{t}}({operands})", triton or f"libdevice.{name}({operands})"
+    return OpRow(name, arity, rule, reference, c, triton, cost)
 
 
-def _truncated(a: Tensor, b: Tensor) -> Tensor:
-    return torch.div(a, b, rounding_mode="trunc")
-
-
-def _maximum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a > b) | a.isnan(), a, b)
-
-
-def _minimum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a < b) | a.isnan(), a, b)
+def _extreme(beyond: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda a, b: torch.where(beyond(a, b) | a.isnan(), a, b)
 
 
 def _word(*dtypes: torch.dtype) -> torch.dtype:
@@ -132,6 +118,7 @@ def philox(seed: Tensor, index: Tensor, stream: Tensor, word: Tensor) -> Tensor:
     return picked.to(torch.int32)
 
 
+_truncated = functools.partial(torch.div, rounding_mode="trunc")
 _ROWS = (
     # arithmetic; integers wrap around
     _infix("add", "+", _same, torch.add),
@@ -143,8 +130,8 @@ _ROWS = (
     OpRow("neg", 1, _same, torch.neg, "(-{0})", "(-{0})"),
     _call("abs", torch.abs, "tl.abs({0})", rule=_same),
     # nan if either operand is nan; of equal operands (0.0 and -0.0) the second
-    _call("maximum", _maximum, "maximum({0}, {1})", arity=2, rule=_same),
-    _call("minimum", _minimum, "minimum({0}, {1})", arity=2, rule=_same),
+    _call("maximum", _extreme(torch.gt), "maximum({0}, {1})", arity=2, rule=_same),
+    _call("minimum", _extreme(torch.lt), "minimum({0}, {1})", arity=2, rule=_same),
     # integer division truncates (C) or floors (Python); the divisor is not zero
     _call("truncdiv", _truncated, "truncdiv({0}, {1})", arity=2, rule=_same, cost=8),
     _call("floordiv", torch.floor_divide, "floordiv({0}, {1})", arity=2, rule=_same, cost=8),

@@ -26,12 +26,12 @@ from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.lower.origins import by_line
 
 
-def body_text(body: tuple[ir.Stmt, ...], indent: str = "    ") -> str:
+def body_text(body: ir.Body, indent: str = "    ") -> str:
     """Text of a body, one statement a line."""
     return "\n".join(_body(body, indent, itertools.count()))
 
 
-def _body(body: tuple[ir.Stmt, ...], indent: str, numbers: Iterator[int]) -> Iterator[str]:
+def _body(body: ir.Body, indent: str, numbers: Iterator[int]) -> Iterator[str]:
     """The lines of one body; a value used twice is printed once, as `vN = ...`."""
     roots = [expr for stmt in body for expr in ir.stmt_exprs(stmt)]
     uses = Counter([*roots, *(child for node in walk(*roots) for child in node.children)])
@@ -46,8 +46,7 @@ def _body(body: tuple[ir.Stmt, ...], indent: str, numbers: Iterator[int]) -> Ite
             continue
         for node in walk(*ir.stmt_exprs(stmt)):
             if uses[node] > 1 and node not in names and not isinstance(node, Const | Read):
-                text = expr_text(node, names)
-                names[node] = f"v{next(numbers)}"
+                text, names[node] = expr_text(node, names), f"v{next(numbers)}"
                 yield f"{indent}{names[node]} = {text}"
         yield indent + _stmt(stmt, names)
 
@@ -107,7 +106,8 @@ def step_text(step: ir.Step) -> str:
     args += [f"{name}={_value_text(value)}" for name, value in step.kwargs]
     results = ", ".join(name or "_" for name in step.results)
     when = f" if {step.when}" if step.when is not None else ""
-    return f"{results} = {step.op}({', '.join(args)}){when}{origins}"
+    reason = f" ({step.reason})" if step.reason else ""
+    return f"{results} = {step.op}({', '.join(args)}){when}{origins}{reason if origins else ''}"
 
 
 def _compute_text(node: ir.Compute) -> str:
@@ -120,15 +120,11 @@ def _compute_text(node: ir.Compute) -> str:
     return f"{node.result}[{index_text(node.index)}] = {over}{values}  for {axes or '()'}"
 
 
-def _output_text(output: ir.Output) -> str:
-    return "None" if output is None else _value_text(output)
-
-
 def program_text(program: ir.Program) -> str:
     """The whole program: buffers, kernels once each, then the steps."""
     lines = [f"program({', '.join(item.name for item in program.inputs)})"]
     lines += [f"  {buffer_text(buffer)}" for buffer in program.buffers.values()]
     lines += [kernel_text(kernel) for kernel in program.kernels.values()]
     lines += [f"  {step_text(step)}" for step in program.steps]
-    lines.append(f"  return {', '.join(map(_output_text, program.outputs))}")
+    lines.append(f"  return {', '.join(map(_value_text, program.outputs))}")
     return "\n".join(lines)

@@ -53,11 +53,12 @@ are abstracted), so repeated layers are emitted, compiled and cached once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from weft_codegen.loops.expr import Expr, Load, Local, computed_operands, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, single
@@ -121,10 +122,15 @@ class Loop:
     """
 
     axis: Axis
-    body: tuple[Stmt, ...]
+    body: Body
     kind: str = "serial"
     limit: IndexExpr | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether it holds no other loop."""
+        return not any(isinstance(stmt, Loop) for stmt in self.body)
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,7 @@ class Store:
 
 
 Stmt = Loop | Set | Reduce | Store
+Body = tuple[Stmt, ...]
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,7 @@ class Kernel:
     params: tuple[Param, ...]
     sizes: tuple[str, ...]
     locals: tuple[Local, ...]
-    body: tuple[Stmt, ...]
+    body: Body
     in_place: tuple[tuple[str, str], ...] = ()
 
     @functools.cached_property
@@ -218,7 +225,7 @@ class Extern:
     names the buffer each returned tensor becomes, in order (None: the result is dropped, or is no
     tensor); they are freshly allocated unless the operator mutates an argument, which `mutates`
     names.  A result that is no Buffer of the program is not used.  `when` names an int64 scalar:
-    the call is only made where that is not zero (see checks.py).
+    the call is only made where that is not zero (see checks.py).  `reason` says why it is no loop.
     """
 
     op: torch._ops.OpOverload
@@ -228,6 +235,7 @@ class Extern:
     mutates: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     when: str | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -269,6 +277,7 @@ class Compute:
 
 
 Step = Compute | Launch | Extern | Alias
+Buffers = dict[str, Buffer]
 Output = BufferRef | IndexExpr | None
 Kernels = Mapping[str, Kernel]
 _NO_KERNELS: Kernels = {}
@@ -285,7 +294,7 @@ class Program:
     sizes: tuple[str, ...]
     inputs: tuple[Input, ...]
     constants: dict[str, torch.Tensor]
-    buffers: dict[str, Buffer]
+    buffers: Buffers
     kernels: dict[str, Kernel]
     steps: tuple[Step, ...]
     outputs: tuple[Output, ...]
@@ -331,24 +340,37 @@ def index_exprs(program: Program) -> Iterator[IndexExpr]:
         elif isinstance(step, Alias):
             yield step.offset
         else:
-            yield from _index_arguments([step.args, [value for _, value in step.kwargs]])
-    yield from _index_arguments(program.outputs)
+            yield from (leaf for leaf in leaves(step) if isinstance(leaf, IndexExpr))
+    yield from (output for output in program.outputs if isinstance(output, IndexExpr))
 
 
-def _index_arguments(value: Any) -> Iterator[IndexExpr]:
-    if isinstance(value, IndexExpr):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _index_arguments(item)
+def expanded(program: Program, rule: Callable[[Step, Buffers], Iterable[Step]]) -> Program:
+    """`program` with each step replaced by what `rule` makes of it, which may add buffers."""
+    buffers = dict(program.buffers)
+    steps = tuple(part for step in program.steps for part in rule(step, buffers))
+    return replace(program, steps=steps, buffers=buffers)
 
 
-def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+def statements(body: Body) -> Iterator[Stmt]:
     """Every statement in `body` and below, in program order."""
     for stmt in body:
         yield stmt
         if isinstance(stmt, Loop):
             yield from statements(stmt.body)
+
+
+def perfect_nest(body: Body, *, parallel: bool) -> tuple[list[Axis], Body]:
+    """The axes of the loops that stand alone inside each other, and what the innermost one holds.
+
+    With `parallel` only such loops count; in none is a limit.
+    """
+    axes: list[Axis] = []
+    while len(body) == 1 and isinstance(loop := body[0], Loop) and loop.limit is None:
+        if parallel and loop.kind != "parallel":
+            break
+        axes.append(loop.axis)
+        body = loop.body
+    return axes, body
 
 
 def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:
@@ -360,13 +382,11 @@ def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:
     return () if isinstance(stmt, Loop) else (stmt.value,)
 
 
-def refs(value: Any) -> Iterator[str]:
-    """The buffer names in an Extern's argument."""
-    if isinstance(value, BufferRef):
-        yield value.name
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from refs(item)
+def leaves(step: Extern) -> list[Any]:
+    """The arguments of an Extern, those inside of lists too."""
+    found: list[Any] = []
+    fx.node.map_aggregate((step.args, step.kwargs), found.append)
+    return found
 
 
 def step_reads(step: Step, kernels: Kernels = _NO_KERNELS) -> tuple[str, ...]:
@@ -377,7 +397,7 @@ def step_reads(step: Step, kernels: Kernels = _NO_KERNELS) -> tuple[str, ...]:
     if isinstance(step, Alias):
         return (step.base,)
     if isinstance(step, Extern):
-        return tuple(refs([step.args, [value for _, value in step.kwargs]]))
+        return tuple(leaf.name for leaf in leaves(step) if isinstance(leaf, BufferRef))
     kernel = kernels[step.kernel]
     pairs = zip(kernel.params, step.buffers, strict=True)
     return tuple(name for param, name in pairs if param.name in kernel.loads)

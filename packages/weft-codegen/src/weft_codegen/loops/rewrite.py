@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from weft_codegen.loops import expr
 from weft_codegen.loops.evaluate import substitute
-from weft_codegen.loops.expr import (
-    Apply,
-    Cast,
-    Expr,
-    Index,
-    Load,
-    Local,
-    Read,
-    apply,
-    cast,
-    computed_operands,
-    index_value,
-    load,
-    read,
-)
 from weft_codegen.loops.index import Atom, Axis, ComputedIndex, IndexExpr, computed
 
 
@@ -33,18 +19,18 @@ class Rewriter:
 
     def __init__(
         self,
-        leaf: Callable[[Expr], Expr | None] = lambda node: None,
+        leaf: Callable[[expr.Expr], expr.Expr | None] = lambda node: None,
         at: Callable[[IndexExpr], IndexExpr] | None = None,
     ) -> None:
         self._leaf = leaf
         self._at = at or (lambda where: where)
-        self._done: dict[Expr, Expr] = {}
+        self._done: dict[expr.Expr, expr.Expr] = {}
 
     def buffer(self, name: str) -> str:
         """The new name of a buffer."""
         return name
 
-    def local(self, local: Local) -> Local:
+    def local(self, local: expr.Local) -> expr.Local:
         """What takes the place of a local."""
         return local
 
@@ -52,7 +38,7 @@ class Rewriter:
         """What takes the place of a loop's axis."""
         return loop
 
-    def __call__(self, node: Expr) -> Expr:
+    def __call__(self, node: expr.Expr) -> expr.Expr:
         """`node` rebuilt."""
         found = self._done.get(node)
         if found is None:
@@ -62,21 +48,21 @@ class Rewriter:
             self._done[node] = found
         return found
 
-    def _rebuild(self, node: Expr) -> Expr:
-        if isinstance(node, Apply):
+    def _rebuild(self, node: expr.Expr) -> expr.Expr:
+        if isinstance(node, expr.Apply):
             args = tuple(self(arg) for arg in node.args)
             same = all(a is b for a, b in zip(args, node.args, strict=True))
-            return node if same else apply(node.name, *args)
-        if isinstance(node, Cast):
-            return cast(self(node.arg), node.dtype)
-        if isinstance(node, Load):
+            return node if same else expr.apply(node.name, *args)
+        if isinstance(node, expr.Cast):
+            return expr.cast(self(node.arg), node.dtype)
+        if isinstance(node, expr.Load):
             mask = None if node.mask is None else self(node.mask)
             where = self.index(node.index)
-            return load(self.buffer(node.buffer), where, node.dtype, mask)
-        if isinstance(node, Index):
-            return index_value(self.index(node.index), node.dtype)
-        if isinstance(node, Read):
-            return read(self.local(node.local), self.index(node.index))
+            return expr.load(self.buffer(node.buffer), where, node.dtype, mask)
+        if isinstance(node, expr.Index):
+            return expr.index_value(self.index(node.index), node.dtype)
+        if isinstance(node, expr.Read):
+            return expr.read(self.local(node.local), self.index(node.index))
         return node
 
     def index(self, where: IndexExpr) -> IndexExpr:
@@ -88,4 +74,4 @@ class Rewriter:
                 computed(self(atom.expr), atom.extent) if isinstance(atom, ComputedIndex) else None
             )
 
-        return substitute(where, leaf) if computed_operands(where) else where
+        return substitute(where, leaf) if expr.computed_operands(where) else where

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
 from weft_codegen.loops import program as ir
@@ -64,103 +62,82 @@ def _verify_launch(step: ir.Launch, program: ir.Program, location: str) -> None:
             _check(buffer.dtype is param.dtype, f"{name} is not {param.dtype}", location)
 
 
-@dataclass
-class _Scope:
-    """What is visible at a statement."""
-
-    kernel: ir.Kernel
-    axes: frozenset[Axis] = frozenset()
-    set_locals: set[Local] = field(default_factory=set)
-    serial: bool = False
-
-
 def verify_kernel(kernel: ir.Kernel) -> None:
     """Check one kernel's loops, locals, parameters and types."""
-    _verify_body(kernel.body, _Scope(kernel))
+    _KernelCheck(kernel).body(kernel.body, frozenset(), serial=False)
 
 
-def _verify_body(body: tuple[ir.Stmt, ...], scope: _Scope) -> None:
-    stored: dict[str, ir.Store] = {}
-    for stmt in body:
-        if isinstance(stmt, ir.Loop):
-            _verify_loop(stmt, scope)
-            continue
-        for value in ir.stmt_exprs(stmt):
-            _verify_expr(value, scope, stored)
-        _verify_index(stmt.index, scope)
-        if isinstance(stmt, ir.Store):
-            params = {param.name: param for param in scope.kernel.params}
-            location = scope.kernel.name
-            _check(stmt.buffer in params, f"store to unknown {stmt.buffer}", location)
-            _check(params[stmt.buffer].written, f"{stmt.buffer} is not marked written", location)
-            same = params[stmt.buffer].dtype is stmt.value.dtype
-            _check(same, f"store of {stmt.value.dtype} to {stmt.buffer}", location)
-            stored[stmt.buffer] = stmt
-        else:
-            _verify_local(stmt, scope)
+class _KernelCheck:
+    """Checks the statements of one kernel."""
 
+    def __init__(self, kernel: ir.Kernel) -> None:
+        self._kernel = kernel
+        self._params = {param.name: param for param in kernel.params}
+        self._set: set[Local] = set()  # locals that have a value by now
 
-def _verify_loop(loop: ir.Loop, scope: _Scope) -> None:
-    location = scope.kernel.name
-    _check(loop.axis not in scope.axes, f"axis {loop.axis.key} is bound twice", location)
-    if loop.kind == "parallel":
-        _check(not scope.serial, f"parallel loop {loop.axis.key} inside a serial one", location)
-    inner = _Scope(
-        scope.kernel,
-        scope.axes | {loop.axis},
-        scope.set_locals,
-        scope.serial or loop.kind != "parallel",
-    )
-    if loop.limit is not None:
-        _verify_index(loop.limit, scope)
-    _verify_body(loop.body, inner)
+    def _check(self, condition: bool, rule: str) -> None:
+        _check(condition, rule, self._kernel.name)
 
+    def body(self, body: ir.Body, axes: frozenset[Axis], *, serial: bool) -> None:
+        """Check statements in loops over `axes`; `serial`: one of those is."""
+        stored: set[str] = set()
+        for stmt in body:
+            if isinstance(stmt, ir.Loop):
+                self._check(stmt.axis not in axes, f"axis {stmt.axis.key} is bound twice")
+                parallel = stmt.kind == "parallel"
+                rule = f"parallel loop {stmt.axis.key} inside a serial one"
+                self._check(not (parallel and serial), rule)
+                if stmt.limit is not None:
+                    self._index(stmt.limit, axes)
+                self.body(stmt.body, axes | {stmt.axis}, serial=serial or not parallel)
+                continue
+            for value in ir.stmt_exprs(stmt):
+                self._expr(value, axes, stored)
+            self._index(stmt.index, axes)
+            if isinstance(stmt, ir.Store):
+                self._check(stmt.buffer in self._params, f"store to unknown {stmt.buffer}")
+                param, dtype = self._params[stmt.buffer], stmt.value.dtype
+                self._check(param.written, f"{stmt.buffer} is not marked written")
+                self._check(param.dtype is dtype, f"store of {dtype} to {stmt.buffer}")
+                stored.add(stmt.buffer)
+            else:
+                self._local(stmt)
 
-def _verify_local(stmt: ir.Set | ir.Reduce, scope: _Scope) -> None:
-    location = scope.kernel.name
-    targets = (stmt.local,) if isinstance(stmt, ir.Set) else stmt.targets
-    values = ir.stmt_exprs(stmt)
-    _check(len(targets) == len(values), "one value a local", location)
-    for local, value in zip(targets, values, strict=True):
-        _check(local in scope.kernel.locals, f"undeclared local {local.name}", location)
-        _check(local.dtype is value.dtype, f"{local.name} takes {local.dtype}", location)
-        if isinstance(stmt, ir.Set):
-            scope.set_locals.add(local)
-        else:
-            _check(local in scope.set_locals, f"{local.name} reduced before set", location)
-    if isinstance(stmt, ir.Reduce):
-        _check(REDUCTIONS[stmt.op].states == len(targets), f"states of {stmt.op}", location)
+    def _local(self, stmt: ir.Set | ir.Reduce) -> None:
+        targets = (stmt.local,) if isinstance(stmt, ir.Set) else stmt.targets
+        values = ir.stmt_exprs(stmt)
+        self._check(len(targets) == len(values), "one value a local")
+        for local, value in zip(targets, values, strict=True):
+            self._check(local in self._kernel.locals, f"undeclared local {local.name}")
+            self._check(local.dtype is value.dtype, f"{local.name} takes {local.dtype}")
+            if isinstance(stmt, ir.Set):
+                self._set.add(local)
+            self._check(local in self._set, f"{local.name} reduced before set")
+        if isinstance(stmt, ir.Reduce):
+            self._check(REDUCTIONS[stmt.op].states == len(targets), f"states of {stmt.op}")
 
+    def _expr(self, root: Expr, axes: frozenset[Axis], stored: set[str]) -> None:
+        for node in walk(root):
+            for where in node.indices:
+                self._index(where, axes)
+            dtype: torch.dtype | None = node.dtype
+            if isinstance(node, Apply):
+                dtype = OPS[node.name].dtype(*(arg.dtype for arg in node.args))
+            elif isinstance(node, Load):
+                param = self._params.get(node.buffer)
+                dtype = None if param is None else param.dtype
+                rule = f"{node.buffer} is loaded after a store in one body"
+                self._check(node.buffer not in stored, rule)
+            elif isinstance(node, Read):
+                self._check(node.local in self._set, f"{node.local.name} read before set")
+            else:
+                self._check(isinstance(node, Const | Cast) or bool(node.indices), "unknown node")
+            if dtype is not node.dtype:  # the text repeats what an expression shares
+                self._check(False, f"dtype of {expr_text(node)}")
 
-def _verify_expr(root: Expr, scope: _Scope, stored: dict[str, ir.Store]) -> None:
-    location = scope.kernel.name
-    params = {param.name: param.dtype for param in scope.kernel.params}
-    for node in walk(root):
-        for where in node.indices:
-            _verify_index(where, scope)
-        if isinstance(node, Apply):
-            dtype = OPS[node.name].dtype(*(arg.dtype for arg in node.args))
-            _verify_dtype(node, dtype, location)
-        elif isinstance(node, Load):
-            _verify_dtype(node, params.get(node.buffer), location)
-            store = stored.get(node.buffer)
-            _check(store is None, f"{node.buffer} is loaded after a store in one body", location)
-        elif isinstance(node, Read):
-            _check(node.local in scope.set_locals, f"{node.local.name} read before set", location)
-        else:
-            _check(isinstance(node, Const | Cast) or bool(node.indices), "unknown node", location)
-
-
-def _verify_dtype(node: Expr, dtype: torch.dtype | None, location: str) -> None:
-    # The text repeats all that an expression shares, so it is made only where it is needed.
-    if dtype is not node.dtype:
-        raise InvalidProgram(f"{location}: dtype of {expr_text(node)}")
-
-
-def _verify_index(where: IndexExpr, scope: _Scope) -> None:
-    for atom in atoms(where):
-        if isinstance(atom, Axis):
-            _check(atom in scope.axes, f"axis {atom.key} is not bound", scope.kernel.name)
-        elif isinstance(atom, Size):
-            known = atom.key in scope.kernel.sizes
-            _check(known, f"size {atom.key} is no parameter", scope.kernel.name)
+    def _index(self, where: IndexExpr, axes: frozenset[Axis]) -> None:
+        for atom in atoms(where):
+            if isinstance(atom, Axis):
+                self._check(atom in axes, f"axis {atom.key} is not bound")
+            elif isinstance(atom, Size):
+                self._check(atom.key in self._kernel.sizes, f"size {atom.key} is no parameter")

@@ -452,7 +452,7 @@ function showKernels(part, box, linked) {
   const table = h("table", {}, h("tr", {}, ...heads.map((text, k) => h("th", { class: k === 0 || k > 2 ? "num" : "" }, text))));
   part.program.steps.forEach((step, position) => {
     if (step.kind === "view") return;
-    const row = h("tr", { class: step.lines.length ? "link" : "", title: step.text },
+    const row = h("tr", { class: step.lines.length ? "link" : "", title: step.text + (step.reason ? `\na call: ${step.reason}` : "") },
       h("td", { class: "num" }, position), h("td", { class: "mono" }, step.name),
       h("td", { class: "where" }, step.lines.map(short).join(", ")), h("td", { class: "num" }, bytes(step.bytes)));
     if (timed) {

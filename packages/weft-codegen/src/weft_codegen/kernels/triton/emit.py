@@ -28,20 +28,11 @@ from weft_codegen.kernels.triton.triton_expr import (
     literal,
     type_name,
 )
+from weft_codegen.loops import program as ir
 from weft_codegen.loops.evaluate import evaluate
 from weft_codegen.loops.expr import Const, Local
-from weft_codegen.loops.index import Axis, IndexExpr, product
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.program import (
-    Kernel,
-    Loop,
-    Reduce,
-    Set,
-    Stmt,
-    Store,
-    statements,
-    stmt_exprs,
-)
 from weft_codegen.loops.schedule.assemble import identity
 from weft_codegen.loops.steps import coefficient
 
@@ -82,12 +73,12 @@ class Phase:
 class TritonKernel:
     """Triton source of a kernel: every function takes its parameters, then its sizes."""
 
-    kernel: Kernel
+    kernel: ir.Kernel
     source: str
     phases: tuple[Phase, ...]
 
 
-def emit(kernel: Kernel) -> TritonKernel:
+def emit(kernel: ir.Kernel) -> TritonKernel:
     """Write `kernel` as Triton source.
 
     Raises:
@@ -104,34 +95,34 @@ def emit(kernel: Kernel) -> TritonKernel:
     return TritonKernel(kernel, "\n\n".join(sources), tuple(phases))
 
 
-def _phases(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
+def _phases(body: ir.Body) -> list[ir.Body]:
     """Split at parallel loops, which need a grid of their own; what shares locals stays together.
 
     A local lives in one iteration of a parallel loop, so none reaches from one phase to another.
     """
-    groups: list[tuple[Stmt, ...]] = []
+    groups: list[ir.Body] = []
     for parallel, found in itertools.groupby(body, _is_parallel):
         group = tuple(found)
         groups += [(part,) for s in group for part in _distributed(s)] if parallel else [group]
     return groups
 
 
-def _distributed(stmt: Stmt) -> list[Stmt]:
+def _distributed(stmt: ir.Stmt) -> list[ir.Stmt]:
     """A parallel loop around several others as one loop around each."""
-    if not isinstance(stmt, Loop) or not all(map(_is_parallel, stmt.body)):
+    if not isinstance(stmt, ir.Loop) or not all(map(_is_parallel, stmt.body)):
         return [stmt]
     inner = (part for s in stmt.body for part in _distributed(s))
     return [replace(stmt, body=(part,)) for part in inner]
 
 
-def _is_parallel(stmt: Stmt) -> bool:
-    return isinstance(stmt, Loop) and stmt.kind == "parallel"
+def _is_parallel(stmt: ir.Stmt) -> bool:
+    return isinstance(stmt, ir.Loop) and stmt.kind == "parallel"
 
 
 class _Function(ValueWriter):
     """Writer of one Triton function: the loop nest and its statements."""
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
+    def __init__(self, kernel: ir.Kernel, name: str) -> None:
         super().__init__()
         self.kernel, self.title = kernel, name
         self.sums: dict[Local, str] = {}
@@ -144,22 +135,23 @@ class _Function(ValueWriter):
 
     # The nest.
 
-    def write(self, nest: tuple[Stmt, ...]) -> Phase:
+    def write(self, nest: ir.Body) -> Phase:
         """Write the body of the function for `nest`."""
-        grid, body = _peel(nest, parallel_only=True)
-        flat_axes, flat_body = _peel(nest, parallel_only=False)
-        if flat_axes and _is_flat(flat_body):
+        grid, body = ir.perfect_nest(nest, parallel=True)
+        flat_axes, flat_body = ir.perfect_nest(nest, parallel=False)
+        others = (s for s in flat_body if not (isinstance(s, ir.Set) and s.local.is_scalar))
+        if flat_axes and all(isinstance(s, ir.Store) for s in others):
             points = product(axis.extent for axis in flat_axes)
             return self._write_flat(flat_axes, flat_body, points)
         self.line("lane = tl.program_id(0)")
         self._unravel(grid)
         self.body(body)
-        leaves = (s for s in statements(body) if isinstance(s, Loop) and not _has_loops(s))
+        leaves = (s for s in ir.statements(body) if isinstance(s, ir.Loop) and s.is_innermost)
         widest = max(map(_block_of, leaves), default=1)
         warps = 4 if widest <= CHUNK else 8 if widest <= 4 * CHUNK else 16
         return Phase(self.title, product(axis.extent for axis in grid), 0, warps)
 
-    def _write_flat(self, axes: list[Axis], body: tuple[Stmt, ...], points: IndexExpr) -> Phase:
+    def _write_flat(self, axes: list[Axis], body: ir.Body, points: IndexExpr) -> Phase:
         block = POINTWISE_BLOCK
         wide = "" if points.is_const and points.value < 2**31 - block else ".to(tl.int64)"
         self.line(f"lane = tl.program_id(0){wide} * {block} + tl.arange(0, {block})")
@@ -181,27 +173,24 @@ class _Function(ValueWriter):
         for axis in axes[:1]:
             self.line(f"{axis.key} = lane")
 
-    def body(self, body: tuple[Stmt, ...]) -> None:
+    def body(self, body: ir.Body) -> None:
         """Statements outside lanes: loops become `for`, innermost loops become lanes."""
         with self.scope(body):
             for statement in body:
-                if not isinstance(statement, Loop):
+                if not isinstance(statement, ir.Loop):
                     self.statement(statement, {})
                     continue
                 self.forget(changed(statement.body))
                 sums = [] if self.sums else self._start_sums(_leaf(statement))
-                if _has_loops(statement):
-                    self._for(statement)
-                else:
-                    self._spread(statement)
+                (self._spread if statement.is_innermost else self._for)(statement)
                 for s in sums:
                     self._combine_lanes(s)
 
-    def _for(self, loop: Loop) -> None:
+    def _for(self, loop: ir.Loop) -> None:
         stop = self.at(loop.axis.extent)
         if loop.limit is not None:
             stop = f"min({stop}, {self.at(loop.limit)})"
-        inner = [s for s in statements(loop.body) if isinstance(s, Loop)]
+        inner = [s for s in ir.statements(loop.body) if isinstance(s, ir.Loop)]
         # Loops unrolled inside of unrolled loops take LLVM minutes.
         factor = UNROLL if all(_is_block(s) for s in inner) else 1
         self.line(f"for {loop.axis.key} in tl.range(0, {stop}, loop_unroll_factor={factor}):")
@@ -209,7 +198,7 @@ class _Function(ValueWriter):
         self.body(loop.body)
         self.depth -= 1
 
-    def _spread(self, loop: Loop) -> None:
+    def _spread(self, loop: ir.Loop) -> None:
         """An innermost loop over lanes: in one block where it fits, else in chunks."""
         block, extent, axis = _block_of(loop), loop.axis.extent, loop.axis.key
         whole = _is_block(loop)
@@ -234,11 +223,12 @@ class _Function(ValueWriter):
         self.lanes = None
         self.depth -= 0 if whole else 1
 
-    def _start_sums(self, leaf: Loop | None) -> list[Reduce]:
+    def _start_sums(self, leaf: ir.Loop | None) -> list[ir.Reduce]:
         """Blocks of lanes for what `leaf` reduces to scalars, also over the loops around it."""
         if leaf is None:
             return []
-        found = [s for s in leaf.body if isinstance(s, Reduce) and _crosses_lanes(s, leaf.axis)]
+        reduces = [s for s in leaf.body if isinstance(s, ir.Reduce)]
+        found = [s for s in reduces if coefficient(s.index, leaf.axis) is ZERO]
         sums = list({s.targets: s for s in found}.values())  # what is concatenated adds to one
         block = _block_of(leaf)
         for s in sums:
@@ -249,7 +239,7 @@ class _Function(ValueWriter):
                 self.line(f"{name} = tl.full([{block}], {start}, {type_name(target.dtype)})")
         return sums
 
-    def _check_rows(self, loop: Loop, whole: bool, accumulated: set[Local]) -> None:
+    def _check_rows(self, loop: ir.Loop, whole: bool, accumulated: set[Local]) -> None:
         for local in locals_of(loop.body):
             if not local.is_scalar and not whole:
                 raise NoTritonForm(
@@ -261,7 +251,7 @@ class _Function(ValueWriter):
                 f"{local.name} of kernel {self.kernel.name} is read while it is reduced"
             )
 
-    def _combine_lanes(self, s: Reduce) -> None:
+    def _combine_lanes(self, s: ir.Reduce) -> None:
         combine = _combiner(s)
         names = [target.name for target in s.targets]
         lanes = [self.sums.pop(target) for target in s.targets]
@@ -275,18 +265,18 @@ class _Function(ValueWriter):
 
     # Statements.
 
-    def _scope(self, body: tuple[Stmt, ...], blocks: dict[Local, str]) -> None:
+    def _scope(self, body: ir.Body, blocks: dict[Local, str]) -> None:
         with self.scope(body):
             for statement in body:
                 self.statement(statement, blocks)
 
-    def statement(self, statement: Stmt, blocks: dict[Local, str]) -> None:
+    def statement(self, statement: ir.Stmt, blocks: dict[Local, str]) -> None:
         """A statement that is no loop, on lanes or on scalars."""
-        for line in self.define(*stmt_exprs(statement)):
+        for line in self.define(*ir.stmt_exprs(statement)):
             self.line(line)
-        if isinstance(statement, Store):
+        if isinstance(statement, ir.Store):
             self._store(statement)
-        elif isinstance(statement, Set):
+        elif isinstance(statement, ir.Set):
             self.check_row_index(statement.local, statement.index)
             value = self.text(statement.value)
             if self.lanes and not statement.local.is_scalar:
@@ -295,10 +285,10 @@ class _Function(ValueWriter):
                 f"{statement.local.name} = tl.cast({value}, {type_name(statement.local.dtype)})"
             )
             self.forget([statement.local])
-        elif isinstance(statement, Reduce):
+        elif isinstance(statement, ir.Reduce):
             self._reduce(statement, blocks)
 
-    def _store(self, s: Store) -> None:
+    def _store(self, s: ir.Store) -> None:
         value = self.text(s.value)
         mask = self.lanes.mask if self.lanes else None
         tail = f", mask={mask}" if mask else ""
@@ -306,7 +296,7 @@ class _Function(ValueWriter):
         # A lane-free value or address still writes (or adds) once per lane.
         self.line(f"{call}({s.buffer} + {self.places(s.index)}, {value}{tail})")
 
-    def _reduce(self, s: Reduce, blocks: dict[Local, str]) -> None:
+    def _reduce(self, s: ir.Reduce, blocks: dict[Local, str]) -> None:
         combine = _combiner(s)
         values = [self.text(value) for value in s.values]
         targets = [blocks.get(target, target.name) for target in s.targets]
@@ -324,61 +314,37 @@ class _Function(ValueWriter):
         self.forget(s.targets)
 
 
-def _peel(body: tuple[Stmt, ...], *, parallel_only: bool) -> tuple[list[Axis], tuple[Stmt, ...]]:
-    """The axes of the loops that stand alone inside each other, and what the innermost holds."""
-    axes: list[Axis] = []
-    while len(body) == 1 and isinstance(loop := body[0], Loop) and loop.limit is None:
-        if parallel_only and not _is_parallel(loop):
-            break
-        axes.append(loop.axis)
-        body = loop.body
-    return axes, body
-
-
-def _is_flat(body: tuple[Stmt, ...]) -> bool:
-    return all(isinstance(s, Store) or (isinstance(s, Set) and s.local.is_scalar) for s in body)
-
-
-def _leaf(loop: Loop) -> Loop | None:
+def _leaf(loop: ir.Loop) -> ir.Loop | None:
     """The innermost loop, where every loop around it holds nothing else."""
-    while _has_loops(loop):
+    while not loop.is_innermost:
         inner = loop.body[0]
-        if len(loop.body) > 1 or not isinstance(inner, Loop):
+        if len(loop.body) > 1 or not isinstance(inner, ir.Loop):
             return None
         loop = inner
     return loop
 
 
-def _has_loops(loop: Loop) -> bool:
-    return any(isinstance(inner, Loop) for inner in loop.body)
-
-
-def _block_of(loop: Loop) -> int:
+def _block_of(loop: ir.Loop) -> int:
     extent = loop.axis.extent
     if extent.is_const and extent.value <= LARGEST_BLOCK:
         return max(16, 1 << (extent.value - 1).bit_length())
     return CHUNK
 
 
-def _is_block(loop: Loop) -> bool:
+def _is_block(loop: ir.Loop) -> bool:
     """Whether a loop becomes one block of lanes, and so no loop of Triton."""
     extent = loop.axis.extent
-    return not _has_loops(loop) and extent.is_const and _block_of(loop) >= extent.value
+    return loop.is_innermost and extent.is_const and _block_of(loop) >= extent.value
 
 
-def _crosses_lanes(s: Reduce, axis: Axis) -> bool:
-    along = coefficient(s.index, axis)
-    return along is not None and not along.terms
-
-
-def _combiner(s: Reduce) -> str:
+def _combiner(s: ir.Reduce) -> str:
     name = REDUCTIONS[s.op].combine
     if s.targets[0].dtype is torch.bool and name in _COMBINE_BITS:
         return _COMBINE_BITS[name]
     return _COMBINE.get(name, name)
 
 
-def _identities(s: Reduce) -> list[str]:
+def _identities(s: ir.Reduce) -> list[str]:
     """Text of the value each target starts from; an index starts past every real one."""
     start = identity(s.op, s.targets[0].dtype)
     assert isinstance(start, Const)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.emit_c import KernelCode
 from weft_codegen.kernels.host import HostWriter, pointer_c, step_arguments
-from weft_codegen.kernels.triton.emit import Phase, TritonKernel
+from weft_codegen.kernels.triton.emit import TritonKernel
 from weft_codegen.kernels.triton.triton_expr import ALIGNED, NoTritonForm
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.index import ONE
@@ -82,7 +82,9 @@ class GpuHostWriter(HostWriter):
         sizes = dict(zip(self._program.kernels[step.kernel].sizes, step.sizes, strict=True))
         for phase in self._kernels[step.kernel].phases:
             points = index_c(substitute(phase.grid, lambda atom: sizes.get(atom.key)))
-            call = f"call, {self._numbers[phase.name]}, aligned, stream, {_programs(phase, points)}"
+            if phase.block:
+                points = f"(({points}) + {phase.block - 1}) / {phase.block}"
+            call = f"call, {self._numbers[phase.name]}, aligned, stream, {points}"
             self._check(f"weft_launch({call}, (void *[]){{{', '.join(values)}}})")
 
     def _copies(self, step: Launch) -> dict[str, str]:
@@ -114,7 +116,3 @@ class GpuHostWriter(HostWriter):
     def _guarded(self) -> bool:
         """Whether the program sets the current device, which a thread has of CUDA."""
         return self._device.type == "cuda"
-
-
-def _programs(phase: Phase, points: str) -> str:
-    return f"(({points}) + {phase.block - 1}) / {phase.block}" if phase.block else points

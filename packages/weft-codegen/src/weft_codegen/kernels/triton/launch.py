@@ -48,11 +48,12 @@ def compile_program(program: ir.Program) -> CompiledGraph:
     direct = not triton.knobs.runtime.interpret
     with events.span("codegen.emit"):
         kernels, codes = _emit(program)
-        sources = _sources(program, kernels, codes, direct)
+        texts = {code.symbol: code.text for code in codes.values()}
+        sources = Sources(GpuHostWriter(program, kernels, codes, direct=direct).text(), texts)
     recording.keep("source", lambda: _source_record(kernels, codes, sources.host))
     if events.enabled("output_code"):
-        texts = [kernel.source for kernel in kernels.values()]
-        _output_code.info("%s", "\n\n".join([*texts, *sources.kernels.values(), sources.host]))
+        written = [kernel.source for kernel in kernels.values()]
+        _output_code.info("%s", "\n\n".join([*written, *texts.values(), sources.host]))
     phases = [(kernel, phase) for kernel in kernels.values() for phase in kernel.phases]
     with events.span("codegen.build"), ThreadPoolExecutor(os.cpu_count()) as pool:
         host = pool.submit(build, sources)
@@ -60,7 +61,8 @@ def compile_program(program: ir.Program) -> CompiledGraph:
         loaders = list(pool.map(lambda pair: launcher(pair[0], pair[1], device), phases))
         if direct and not all(isinstance(load(True), Kernel) for load in loaders):
             direct = False
-            host = pool.submit(build, _sources(program, kernels, codes, direct))
+            text = GpuHostWriter(program, kernels, codes, direct=False).text()
+            host = pool.submit(build, Sources(text, texts))
     known, constants = describe(program, host.result().stem), tuple(program.constants.values())
     if direct:
         return CompiledGraph(known, constants, loaders)
@@ -94,16 +96,6 @@ def _source_record(
     texts = {name: (name, kernel.source) for name, kernel in kernels.items()}
     texts |= {name: (code.symbol, code.text) for name, code in codes.items()}
     return {"language": "Triton", "kernels": texts, "host": host}
-
-
-def _sources(
-    program: ir.Program,
-    kernels: dict[str, TritonKernel],
-    codes: dict[str, KernelCode],
-    direct: bool,
-) -> Sources:
-    host = GpuHostWriter(program, kernels, codes, direct=direct).text()
-    return Sources(host, {code.symbol: code.text for code in codes.values()})
 
 
 def _launch_step(

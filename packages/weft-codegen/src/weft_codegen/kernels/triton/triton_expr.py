@@ -9,28 +9,14 @@ import torch
 from weft_core.errors import WeftError
 
 from weft_codegen.kernels.exprs import ExprWriter, division
+from weft_codegen.loops import index as ix
 from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Load, Local, Read
-from weft_codegen.loops.index import (
-    Atom,
-    Axis,
-    ComputedIndex,
-    IndexExpr,
-    Least,
-    Quotient,
-    Remainder,
-    Size,
-    atoms,
-    operands,
-    render,
-    single,
-    upper,
-)
 from weft_codegen.loops.ops import OPS
 
 _DIVISIONS = {
-    Quotient: division("//", "floordiv(tl.cast({}, tl.int64), tl.cast({}, tl.int64))"),
-    Remainder: division("%", "remainder(tl.cast({}, tl.int64), tl.cast({}, tl.int64))"),
-    Least: lambda atom, a, b: f"tl.minimum({a}, {b})",
+    ix.Quotient: division("//", "floordiv(tl.cast({}, tl.int64), tl.cast({}, tl.int64))"),
+    ix.Remainder: division("%", "remainder(tl.cast({}, tl.int64), tl.cast({}, tl.int64))"),
+    ix.Least: lambda atom, a, b: f"tl.minimum({a}, {b})",
 }
 
 
@@ -48,7 +34,7 @@ class Lanes:
 
     size: int
     mask: str | None
-    axes: frozenset[Axis]
+    axes: frozenset[ix.Axis]
 
 
 class ValueWriter(ExprWriter):
@@ -64,27 +50,27 @@ class ValueWriter(ExprWriter):
         """Add a line at the present depth."""
         self.lines.append("    " * self.depth + text)
 
-    def check_row_index(self, local: Local, where: IndexExpr) -> None:
+    def check_row_index(self, local: Local, where: ix.IndexExpr) -> None:
         """Refuse a row that is not indexed by the lane it lives in."""
         if local.is_scalar:
             return
         if self.lanes is None:
             raise NoTritonForm(f"row {local.name} is used outside its lanes")
-        axes = [atom for atom in atoms(where) if isinstance(atom, Axis)]
+        axes = [atom for atom in ix.atoms(where) if isinstance(atom, ix.Axis)]
         one_to_one = len(axes) == 1 and where.terms == (((axes[0],), 1),)
         if not one_to_one or axes[0] not in self.lanes.axes:
             raise NoTritonForm(f"row {local.name} is indexed by {where}, not by its lane")
 
-    def at(self, where: IndexExpr) -> str:
+    def at(self, where: ix.IndexExpr) -> str:
         """Text of an index expression, in 64 bits unless 32 surely hold it and its parts."""
         if not where.terms:
             return "0"
-        alone = isinstance(single(where), (Axis, Size))
+        alone = isinstance(ix.single(where), (ix.Axis, ix.Size))
         leaf = self.leaf if alone or _fits_32_bits(where) else self._wide
-        return f"({render(where, leaf, _DIVISIONS)})"
+        return f"({ix.render(where, leaf, _DIVISIONS)})"
 
-    def _wide(self, atom: Atom) -> str:
-        return self.leaf(atom) if isinstance(atom, ComputedIndex) else self._integer(atom.key)
+    def _wide(self, atom: ix.Atom) -> str:
+        return self.leaf(atom) if isinstance(atom, ix.ComputedIndex) else self._integer(atom.key)
 
     def _always_named(self, node: Expr, chosen: bool) -> bool:
         return isinstance(node, Load)
@@ -119,14 +105,14 @@ class ValueWriter(ExprWriter):
             text = f"tl.broadcast_to({text}, [{self.lanes.size}])"
         return f"({text} != 0)"
 
-    def places(self, where: IndexExpr) -> str:
+    def places(self, where: ix.IndexExpr) -> str:
         """Text of an index expression with a value for each lane."""
         if self.lanes is None:
             return self.at(where)
         if where.is_const:
             return f"tl.full([{self.lanes.size}], {where.value}, tl.int64)"
         text = self.at(where)
-        if self.lanes.axes.isdisjoint(atoms(where)):
+        if self.lanes.axes.isdisjoint(ix.atoms(where)):
             text = self._integer(text)  # a counter of a loop is an int in Triton's interpreter
         return f"tl.broadcast_to({text}, [{self.lanes.size}])"
 
@@ -146,9 +132,9 @@ class ValueWriter(ExprWriter):
         return f"tl.cast({text}, {type_name(node.dtype)})"
 
 
-def _fits_32_bits(where: IndexExpr) -> bool:
-    parts_of = [where, *(part for atom in atoms(where) for part in operands(atom))]
-    ends = [upper(end) for part in parts_of for end in (part, -part)]
+def _fits_32_bits(where: ix.IndexExpr) -> bool:
+    parts_of = [where, *(part for atom in ix.atoms(where) for part in ix.operands(atom))]
+    ends = [ix.upper(end) for part in parts_of for end in (part, -part)]
     return all(end is not None and end.is_const and end.value < 2**31 for end in ends)
 
 

@@ -17,19 +17,13 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from weft_codegen.loops.lower.rows import LOWERINGS
 from weft_codegen.torch_compat import vector_norm
 
-# What a library call does better, and operators whose random numbers or strides are eager's.
-_KEEP = [
-    "baddbmm",
-    "mv",
-    "dot",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "bernoulli",
-    "block_diag",  # its decomposition promotes tensors of no dimensions as others
-    "isin",  # its decomposition searches, and finds nothing beside NaN
-    "max_unpool2d",
-    "max_unpool3d",
-    "multilabel_margin_loss_forward",  # its decomposition counts what comes after a -1
-]
+# What a library call does better, and operators whose random numbers or strides are eager's. Of
+# others the decomposition is wrong: block_diag's promotes tensors of no dimensions as others,
+# isin's searches, and finds nothing beside NaN; that of the loss counts what comes after a -1.
+_KEEP = (
+    "baddbmm", "mv", "dot", "_scaled_dot_product_flash_attention_for_cpu", "bernoulli",
+    "max_unpool2d", "max_unpool3d", "block_diag", "isin", "multilabel_margin_loss_forward",
+)  # fmt: skip
 
 # Of which eager says under deterministic algorithms that they are none, on a GPU.
 VARYING = frozenset((
@@ -41,21 +35,12 @@ VARYING = frozenset((
 ))  # fmt: skip
 
 # Taken apart although torch's core set has them.
-_ALSO = [
-    "native_layer_norm",
-    "_softmax",
-    "_log_softmax",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_functional",
-    "_native_batch_norm_legit_no_training",
-    "_batch_norm_with_update_functional",
-    "native_group_norm",
-    "hardtanh",
-    "leaky_relu",
-    "elu",
-    "linalg_vector_norm",
-    "logsumexp",
-]
+_ALSO = (
+    "native_layer_norm", "_softmax", "_log_softmax", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+    "_batch_norm_with_update_functional", "native_group_norm", "hardtanh", "leaky_relu", "elu",
+    "linalg_vector_norm", "logsumexp",
+)  # fmt: skip
 
 
 @functools.cache

@@ -13,8 +13,7 @@ from weft_core.tracing import is_effect
 
 from weft_codegen.loops.expr import apply
 from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
-from weft_codegen.loops.lower.pointwise import number
-from weft_codegen.loops.lower.shapes import NoLowering, to_index
+from weft_codegen.loops.lower.shapes import NoLowering, number, to_index
 
 _aten = torch.ops.aten
 
@@ -80,19 +79,8 @@ def symbolic(node: fx.Node, args: Any) -> Any:
 _FLOAT_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg}
 _FLOAT_FUNCTIONS = {
     getattr(torch, f"_sym_{name}"): name
-    for name in (
-        "sqrt",
-        "log2",
-        "sin",
-        "cos",
-        "tan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asin",
-        "acos",
-        "atan",
-    )
+    for names in (("sqrt", "log2", "sin", "cos", "tan"), ("asin", "acos", "atan"))
+    for name in (*names, "sinh", "cosh", "tanh")
 }
 
 

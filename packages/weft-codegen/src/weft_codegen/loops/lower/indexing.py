@@ -8,7 +8,7 @@ interpolation) needs neither check nor clamp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -25,8 +25,8 @@ from weft_codegen.loops.lower.lazy_tensor import (
     index_space,
     replaced,
 )
+from weft_codegen.loops.lower.lowering import Call, lowers, lowers_each, normalise_dim, require
 from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
-from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -143,17 +143,11 @@ def _advanced(call: Call, x: LazyTensor, indices: Sequence[Any], kind: str) -> _
     return _Advanced(len(x.shape), indexed, own)
 
 
-def _index_lowering(kind: str) -> Callable[..., LazyTensor]:
-    def lowering(call: Call, x: LazyTensor, indices: Sequence[Any]) -> LazyTensor:
-        advanced = _advanced(call, x, indices, kind)
-        x = _source(call, x)
-        return call.lazy(lambda idx: x.at(advanced.source(idx)))
-
-    return lowering
-
-
-lowers("aten.index")(_index_lowering("index"))
-lowers("aten._unsafe_index")(_index_lowering(""))
+@lowers_each({"aten.index": "index", "aten._unsafe_index": ""})
+def _index(kind: str, call: Call, x: LazyTensor, indices: Sequence[Any]) -> LazyTensor:
+    advanced = _advanced(call, x, indices, kind)
+    x = _source(call, x)
+    return call.lazy(lambda idx: x.at(advanced.source(idx)))
 
 
 # ---- writes
@@ -164,122 +158,75 @@ def _addable(call: Call, mode: str) -> None:
     require(mode == "set" or call.fake.dtype is not torch.bool, "sum of bool")
 
 
-def _index_put_lowering(kind: str) -> Callable[..., LazyTensor]:
-    def lowering(
-        call: Call,
-        x: LazyTensor,
-        indices: Sequence[Any],
-        values: LazyTensor,
-        accumulate: bool = False,
-        *rest: Any,
-    ) -> LazyTensor:
-        mode = "add" if accumulate else "set"
-        _addable(call, mode)
-        advanced = _advanced(call, x, indices, kind)
-        # The shape that the values broadcast to: x's, the indexed dimensions replaced.
-        own = [ONE] * advanced.own
-        for positions in advanced.indexed.values():
-            shape = positions.index.shape
-            for k, extent in enumerate(shape, advanced.own - len(shape)):
-                own[k] = extent if own[k] is ONE else own[k]
-        rest_dims = [n for k, n in enumerate(x.shape) if k not in advanced.indexed]
-        begin = advanced.begin
-        over = (*rest_dims[:begin], *own, *rest_dims[begin:])
-        dtype = compute_dtype(call.fake.dtype)
-        return call.graph.updated(
-            call, x, over, advanced.source, lambda i: operand_at(values, i, dtype), mode
-        )
-
-    return lowering
+@lowers_each({"aten.index_put": "index", "aten._unsafe_index_put": ""})
+def _index_put(
+    kind: str, call: Call, x: LazyTensor, indices: Any, values: Any, add: bool = False, *_: Any
+) -> LazyTensor:
+    mode = "add" if add else "set"
+    _addable(call, mode)
+    advanced = _advanced(call, x, indices, kind)
+    # The shape that the values broadcast to: x's, the indexed dimensions replaced.
+    own = [ONE] * advanced.own
+    for positions in advanced.indexed.values():
+        shape = positions.index.shape
+        for k, extent in enumerate(shape, advanced.own - len(shape)):
+            own[k] = extent if own[k] is ONE else own[k]
+    rest_dims = [n for k, n in enumerate(x.shape) if k not in advanced.indexed]
+    over = (*rest_dims[: advanced.begin], *own, *rest_dims[advanced.begin :])
+    dtype = compute_dtype(call.fake.dtype)
+    return call.graph.updated(
+        call, x, over, advanced.source, lambda i: operand_at(values, i, dtype), mode
+    )
 
 
-lowers("aten.index_put")(_index_put_lowering("index"))
-lowers("aten._unsafe_index_put")(_index_put_lowering(""))
-
-
-def _scatter_lowering(mode: str) -> Callable[..., LazyTensor]:
+@lowers_each({"aten.scatter": "set", "aten.scatter_add": "add"})
+def _scatter(
+    mode: str, call: Call, x: LazyTensor, dim: int, index: LazyTensor, source: Any, **reduce: Any
+) -> LazyTensor:
     """x with source[i] stored or added at i, whose coordinate along `dim` is index[i]."""
-
-    def lowering(
-        call: Call, x: LazyTensor, dim: int, index: LazyTensor, source: Any, reduce: Any = None
-    ) -> LazyTensor:
-        require(reduce is None and len(x.shape) == len(index.shape) > 0, "scatter with reduce")
-        _addable(call, mode)
-        dim = normalise_dim(dim, len(x.shape))
-        along = _positions(call, index, x.shape[dim], dim, "scatter")
-        dtype = compute_dtype(call.fake.dtype)
-
-        def value(idx: Indices) -> Expr:
-            whole = isinstance(source, LazyTensor)
-            return source.at(idx) if whole else operand_at(source, idx, dtype)
-
-        def chosen(idx: Indices) -> Expr:
-            """With one place along `dim` (a one-hot) each element knows whether it is the one."""
-            at, old = replaced(idx, dim, ZERO), cast(x.at(idx), dtype)
-            new = cast(value(at), dtype)
-            kind = torch.int32 if x.shape[dim].is_const else torch.int64
-            hit = apply("eq", index_value(idx[dim], kind), index_value(along.at(at), kind))
-            return where(hit, new if mode == "set" else old + new, old)
-
-        if [*index.shape] == replaced(x.shape, dim, ONE):
-            return call.lazy(chosen)
-        return call.graph.updated(
-            call, x, index.shape, lambda i: replaced(i, dim, along.at(i)), value, mode
-        )
-
-    return lowering
-
-
-lowers("aten.scatter")(_scatter_lowering("set"))
-lowers("aten.scatter_add")(_scatter_lowering("add"))
-
-
-def _index_rows(mode: str) -> Callable[..., LazyTensor]:
-    """index_add and index_copy: source's slices along `dim` go to the slices that index names."""
-
-    def lowering(
-        call: Call,
-        x: LazyTensor,
-        dim: int,
-        index: LazyTensor,
-        source: LazyTensor,
-        *,
-        alpha: Any = 1,
-    ) -> LazyTensor:
-        require(len(x.shape) == len(source.shape) > 0 and len(index.shape) == 1, "scalars")
-        _addable(call, mode)
-        dim = normalise_dim(dim, len(x.shape))
-        rows = _positions(call, index, x.shape[dim], dim, "scatter" if mode == "add" else "copy")
-        dtype = compute_dtype(call.fake.dtype)
-
-        def value(idx: Indices) -> Expr:
-            return source.at(idx) * operand_at(alpha, idx, dtype)
-
-        return call.graph.updated(
-            call, x, source.shape, lambda i: replaced(i, dim, rows.at([i[dim]])), value, mode
-        )
-
-    return lowering
-
-
-lowers("aten.index_add")(_index_rows("add"))
-lowers("aten.index_copy")(_index_rows("set"))
-
-
-@lowers("aten.index_fill")
-def _index_fill(call: Call, x: LazyTensor, dim: int, index: LazyTensor, value: Any) -> LazyTensor:
-    require(len(x.shape) > 0 and len(index.shape) == 1, "scalars")
-    _addable(call, "set")
+    require(not reduce and len(x.shape) == len(index.shape) > 0, "scatter with reduce")
+    _addable(call, mode)
     dim = normalise_dim(dim, len(x.shape))
-    rows = _positions(call, index, x.shape[dim], dim, "index", wraps=True)
+    along = _positions(call, index, x.shape[dim], dim, "scatter")
     dtype = compute_dtype(call.fake.dtype)
 
-    over = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    def value(idx: Indices) -> Expr:
+        whole = isinstance(source, LazyTensor)
+        return source.at(idx) if whole else operand_at(source, idx, dtype)
+
+    def chosen(idx: Indices) -> Expr:
+        """With one index along `dim` (a one-hot) each element knows whether it is the one."""
+        at, old = replaced(idx, dim, ZERO), cast(x.at(idx), dtype)
+        new = cast(value(at), dtype)
+        kind = torch.int32 if x.shape[dim].is_const else torch.int64
+        hit = apply("eq", index_value(idx[dim], kind), index_value(along.at(at), kind))
+        return where(hit, new if mode == "set" else old + new, old)
+
+    if [*index.shape] == replaced(x.shape, dim, ONE):
+        return call.lazy(chosen)
     return call.graph.updated(
-        call,
-        x,
-        over,
-        lambda i: replaced(i, dim, rows.at([i[dim]])),
-        lambda i: operand_at(value, i, dtype),
-        "set",
+        call, x, index.shape, lambda i: replaced(i, dim, along.at(i)), value, mode
+    )
+
+
+@lowers_each({"aten.index_add": "scatter", "aten.index_copy": "copy", "aten.index_fill": "index"})
+def _index_rows(
+    kind: str, call: Call, x: LazyTensor, dim: int, index: LazyTensor, source: Any, alpha: Any = 1
+) -> LazyTensor:
+    """The slices of source along `dim`, or a number, go to the slices that index names."""
+    fills = kind == "index"
+    shape = x.shape if fills else source.shape
+    require(len(x.shape) == len(shape) > 0 and len(index.shape) == 1, "scalars")
+    mode = "add" if kind == "scatter" else "set"
+    _addable(call, mode)
+    dim = normalise_dim(dim, len(x.shape))
+    rows = _positions(call, index, x.shape[dim], dim, kind, wraps=fills)
+    dtype = compute_dtype(call.fake.dtype)
+
+    def value(idx: Indices) -> Expr:
+        return operand_at(source, idx, dtype) * operand_at(alpha, idx, dtype)
+
+    over = (*shape[:dim], *(index.shape if fills else shape[dim : dim + 1]), *shape[dim + 1 :])
+    return call.graph.updated(
+        call, x, over, lambda i: replaced(i, dim, rows.at([i[dim]])), value, mode
     )

@@ -41,6 +41,11 @@ class LazyTensor:
     device: torch.device = CPU
     _seen: dict[tuple[IndexExpr, ...], Expr] = field(default_factory=dict)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading it is a load."""
+        return self.buffer is not None or (self.root is not None and self.root.buffer is not None)
+
     def at(self, where: Indices) -> Expr:
         """The element at `where`, one index a dimension."""
         if self.buffer is not None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from weft_codegen.loops.expr import Const, Expr, Load, index_value, load
+from collections.abc import Iterable
+
+import torch
+
+from weft_codegen.loops.expr import Const, Expr, Load, constant, index_value, load, where
 from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.rewrite import Rewriter
 
@@ -21,6 +25,12 @@ def masked(value: Expr, condition: Expr) -> Expr:
 
     rewrite = Rewriter(leaf)
     return rewrite(value)
+
+
+def sum_inside(terms: Iterable[tuple[Expr, Expr]], dtype: torch.dtype) -> Expr:
+    """The sum of values, each with the condition where it counts."""
+    zero: Expr = constant(0, dtype)
+    return sum((where(inside, value, zero) for inside, value in terms), start=zero)
 
 
 def within(at: IndexExpr, first: IndexExpr, end: IndexExpr) -> Expr:

@@ -26,28 +26,12 @@ from weft_codegen.loops.expr import (
 )
 from weft_codegen.loops.index import ONE, IndexExpr
 from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor, broadcast_at
-from weft_codegen.loops.lower.shapes import to_index
-from weft_codegen.loops.lower.table import Call, lowers, require
+from weft_codegen.loops.lower.lowering import Call, lowers, lowers_each, require
+from weft_codegen.loops.lower.shapes import NARROW, number
 from weft_codegen.loops.ops import DTYPES, OPS, floating
 
 Function = Callable[..., Expr]
 SUPPORTED = frozenset(DTYPES)
-
-
-def number(value: Any, dtype: torch.dtype) -> Expr:
-    """A Python scalar, symbolic int or number computed from sizes as an expression of `dtype`."""
-    if isinstance(value, Expr):
-        return cast(value, dtype)
-    if isinstance(value, IndexExpr | torch.SymInt):
-        return cast(index_value(to_index(value)), dtype)
-    require(isinstance(value, bool | int | float), f"operand {value!r}")
-    if dtype in _NARROW:
-        value = torch.tensor(value, dtype=torch.float64).to(dtype).item()
-        return constant(value, compute_dtype(dtype))
-    return constant(value, dtype)
-
-
-_NARROW = (torch.float16, torch.bfloat16)
 
 
 def operand_at(operand: Any, idx: Indices, dtype: torch.dtype) -> Expr:
@@ -56,7 +40,7 @@ def operand_at(operand: Any, idx: Indices, dtype: torch.dtype) -> Expr:
     if not isinstance(operand, LazyTensor):
         return cast(number(operand, dtype), wide)
     value = broadcast_at(operand, idx)
-    rounds = dtype in _NARROW and operand.dtype is not dtype
+    rounds = dtype in NARROW and operand.dtype is not dtype
     return cast(cast(value, dtype) if rounds else value, wide)
 
 
@@ -172,65 +156,37 @@ _TESTS = {name: _one(name) for name in ("isnan", "isinf", "signbit")}
 _LOGICAL = {f"logical_{name}": _of_bools(name) for name in ("and", "or", "xor", "not")}
 
 
-def _rows(table: dict[str, Function], dtype_of: Callable[[Call, tuple[Any, ...]], Any]) -> None:
-    for name, function in table.items():
-
-        def lowering(call: Call, *operands: Any, _function: Function = function, **kw: Any) -> Any:
-            require(not set(kw) - {"memory_format"}, f"keyword {kw}")
-            return pointwise(call, _function, operands, dtype_of(call, operands))
-
-        lowers(f"aten.{name}")(lowering)
-
-
-def _result_dtype(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
-    return call.fake.dtype  # type: ignore[no-any-return]
+# (table, whether operands have the dtype that they promote to and not the result's, whether they
+# have to be floats; True or False, or None for any)
+_TABLES: tuple[tuple[dict[str, Function], bool, bool | None], ...] = (
+    (_RESULT, False, None),
+    (_BITWISE, False, False),  # of floats the operator raises
+    (_FLOAT, False, True),
+    (_OPERANDS, True, None),
+    (_TESTS, True, True),
+    (_LOGICAL, True, None),
+)
 
 
-def _integral_result(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
-    require(not call.fake.dtype.is_floating_point, "bits of floats")  # the operator raises
-    return call.fake.dtype  # type: ignore[no-any-return]
+@lowers_each({f"aten.{n}": (f, *row[1:]) for row in _TABLES for n, f in row[0].items()})
+def _table_row(row: Any, call: Call, *operands: Any, **keywords: Any) -> LazyTensor:
+    require(not set(keywords) - {"memory_format"}, f"keyword {keywords}")
+    function, promoted, floats = row
+    dtype = operands_dtype(operands) if promoted else call.fake.dtype
+    require(floats in (None, dtype.is_floating_point), f"{dtype} operands")
+    return pointwise(call, function, operands, dtype)
 
 
-def _float_result(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
-    require(call.fake.dtype.is_floating_point, "not a float result")
-    return call.fake.dtype  # type: ignore[no-any-return]
-
-
-def _float_operand(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
-    require(operands[0].dtype.is_floating_point, "test of integers")
-    return operands[0].dtype  # type: ignore[no-any-return]
-
-
-def _promoted(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
-    return operands_dtype(operands)
-
-
-_rows(_RESULT, _result_dtype)
-_rows(_BITWISE, _integral_result)
-_rows(_FLOAT, _float_result)
-_rows(_OPERANDS, _promoted)
-_rows(_TESTS, _float_operand)
-_rows(_LOGICAL, _promoted)
-
-
-def _linear(name: str) -> Callable[..., LazyTensor]:
+@lowers_each({"aten.add": "add", "aten.sub": "sub"})
+def _linear(name: str, call: Call, left: Any, right: Any, alpha: Any = 1) -> LazyTensor:
     """left +- alpha * right"""
+    dtype = call.fake.dtype
 
-    def lowering(call: Call, left: Any, right: Any, *rest: Any, alpha: Any = 1) -> LazyTensor:
-        scale = rest[0] if rest else alpha
-        dtype = call.fake.dtype
+    def function(a: Expr, b: Expr, *c: Expr) -> Expr:
+        return apply(name, a, cast(cast(b * c[0], dtype), b.dtype) if c else b)
 
-        def function(a: Expr, b: Expr, *c: Expr) -> Expr:
-            return apply(name, a, cast(cast(b * c[0], dtype), b.dtype) if c else b)
-
-        operands = (left, right) if isinstance(scale, int) and scale == 1 else (left, right, scale)
-        return pointwise(call, function, operands, dtype, 2)
-
-    return lowering
-
-
-lowers("aten.add")(_linear("add"))
-lowers("aten.sub")(_linear("sub"))
+    operands = (left, right) if isinstance(alpha, int) and alpha == 1 else (left, right, alpha)
+    return pointwise(call, function, operands, dtype, 2)
 
 
 @lowers("aten.mul")
@@ -243,11 +199,11 @@ def _div(call: Call, left: Any, right: Any, rounding_mode: str | None = None) ->
     dtype = call.fake.dtype
     if rounding_mode is None:
         return pointwise(call, _one("div"), (left, right), dtype, 1)
-    if dtype in _NARROW and any(size is not ONE for size in getattr(right, "shape", ())):
+    if dtype in NARROW and any(size is not ONE for size in getattr(right, "shape", ())):
         return pointwise(call, _narrow_division(dtype, rounding_mode), (left, right), dtype)
     if dtype.is_floating_point and rounding_mode == "trunc":
         return pointwise(call, lambda a, b: apply("trunc", a / b), (left, right), dtype, 1)
-    return _divided("floordiv" if rounding_mode == "floor" else "truncdiv", 1)(call, left, right)
+    return _divided(("floordiv" if rounding_mode == "floor" else "truncdiv", 1), call, left, right)
 
 
 def _narrow_division(dtype: torch.dtype, rounding_mode: str) -> Function:
@@ -273,21 +229,14 @@ def _narrow_division(dtype: torch.dtype, rounding_mode: str) -> Function:
     return floored if rounding_mode == "floor" else truncated
 
 
-def _divided(name: str, *exact: int) -> Callable[..., LazyTensor]:
-    """The quotient or the rest of a division; `exact` are operands as in `pointwise`."""
-
-    def lowering(call: Call, left: Any, right: Any) -> LazyTensor:
-        dtype = call.fake.dtype
-        # Integer division by zero is undefined in C; eager's raises.
-        divides = dtype.is_floating_point or (isinstance(right, int) and right != 0)
-        require(divides, "integer division by a tensor")
-        return pointwise(call, _one(name), (left, right), dtype, *exact)
-
-    return lowering
-
-
-lowers("aten.fmod")(_divided("fmod"))
-lowers("aten.remainder")(_divided("remainder"))
+@lowers_each({"aten.fmod": ("fmod",), "aten.remainder": ("remainder",)})
+def _divided(row: tuple[Any, ...], call: Call, left: Any, right: Any) -> LazyTensor:
+    """The quotient or the rest of a division: (operation, exact operands as in `pointwise`)."""
+    dtype = call.fake.dtype
+    # Integer division by zero is undefined in C; eager's raises.
+    divides = dtype.is_floating_point or (isinstance(right, int) and right != 0)
+    require(divides, "integer division by a tensor")
+    return pointwise(call, _one(row[0]), (left, right), dtype, *row[1:])
 
 
 @lowers("aten.pow")

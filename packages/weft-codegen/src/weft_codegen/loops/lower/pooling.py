@@ -8,7 +8,7 @@ of max pooling (a scatter that libtorch does well) are externs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, constant, index_value, where
 from weft_codegen.loops.index import ZERO, IndexExpr, const, least
 from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor
-from weft_codegen.loops.lower.masking import masked, within
-from weft_codegen.loops.lower.pointwise import SUPPORTED, number
-from weft_codegen.loops.lower.table import Call, lowers, require
+from weft_codegen.loops.lower.lowering import Call, lowers, require
+from weft_codegen.loops.lower.masking import masked, sum_inside, within
+from weft_codegen.loops.lower.pointwise import SUPPORTED
+from weft_codegen.loops.lower.shapes import number
 
 # Largest window that is written out.
 MOST = 16
@@ -96,16 +97,11 @@ def stored(call: Call, x: LazyTensor) -> LazyTensor:
 
 @lowers("aten.max_pool2d_with_indices")
 def _max_pool(
-    call: Call,
-    x: LazyTensor,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
+    call: Call, x: LazyTensor, size: Any, stride: Any = (), padding: Any = 0, *rest: Any
 ) -> tuple[LazyTensor, LazyTensor]:
     window = _window(x, size, stride, padding)
-    require(_pair(dilation) == (1, 1) and x.dtype.is_floating_point, "dilated window")
+    dilated = bool(rest) and _pair(rest[0]) != (1, 1)  # rest: (dilation, ceil_mode)
+    require(x.dtype.is_floating_point and not dilated, "dilated window")
     x = stored(call, x)
     dtype = compute_dtype(x.dtype)
     lowest = constant(float("-inf"), dtype)
@@ -126,10 +122,10 @@ def _max_pool(
     return values.lazy(lambda i: best(i)[0]), positions.lazy(lambda i: best(i)[1])
 
 
-def _divisor(
-    window: _Window, idx: Indices, counts_padding: bool, override: Any, dtype: torch.dtype
-) -> Expr:
-    """How many elements an average is over."""
+def _divisor(window: _Window, idx: Indices, rest: Sequence[Any], dtype: torch.dtype) -> Expr:
+    """How many elements an average is over; `rest` as of `_avg_pool`."""
+    counts_padding = len(rest) < 2 or rest[1]
+    override = rest[2] if len(rest) > 2 else None
     if override is not None:
         return number(override, dtype)
     count = const(1)
@@ -142,57 +138,38 @@ def _divisor(
 
 @lowers("aten.avg_pool2d")
 def _avg_pool(
-    call: Call,
-    x: LazyTensor,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
+    call: Call, x: LazyTensor, size: Any, stride: Any = (), padding: Any = 0, *rest: Any
 ) -> LazyTensor:
+    """The rest: ceil_mode, count_include_pad and divisor_override."""
     window = _window(x, size, stride, padding)
     require(x.dtype.is_floating_point, "integer average")
     x = stored(call, x)
     dtype = compute_dtype(x.dtype)
 
     def element(idx: Indices) -> Expr:
-        total: Expr = constant(0, dtype)
-        for position, inside in window.elements(idx):
-            value = masked(cast(x.at(position), dtype), inside)
-            total += where(inside, value, constant(0, dtype))
-        return total / _divisor(window, idx, count_include_pad, divisor_override, dtype)
+        parts = window.elements(idx)
+        total = sum_inside(((m, masked(cast(x.at(at), dtype), m)) for at, m in parts), dtype)
+        return total / _divisor(window, idx, rest, dtype)
 
     return call.lazy(element)
 
 
 @lowers("aten.avg_pool2d_backward")
 def _avg_pool_backward(
-    call: Call,
-    gradient: LazyTensor,
-    x: LazyTensor,
-    size: Any,
-    stride: Any,
-    padding: Any,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: Any,
+    call: Call, gradient: LazyTensor, x: LazyTensor, size: Any, stride: Any, pad: Any, *rest: Any
 ) -> LazyTensor:
     """Each input element gathers from the windows that cover it."""
-    window = _window(x, size, stride, padding)
+    window = _window(x, size, stride, pad)
     require(x.dtype.is_floating_point, "integer average")
     gradient = stored(call, gradient)
     dtype = compute_dtype(x.dtype)
 
-    def element(idx: Indices) -> Expr:
-        total: Expr = constant(0, dtype)
+    def shares(idx: Indices) -> Iterator[tuple[Expr, Expr]]:
         for position, inside in window.covering(idx, gradient.shape):
-            count = _divisor(window, position, count_include_pad, divisor_override, dtype)
-            share = masked(cast(gradient.at(position), dtype), inside) / count
-            total += where(inside, share, constant(0, dtype))
-        return total
+            count = _divisor(window, position, rest, dtype)
+            yield inside, masked(cast(gradient.at(position), dtype), inside) / count
 
-    return call.lazy(element)
+    return call.lazy(lambda idx: sum_inside(shares(idx), dtype))
 
 
 def _whole_windows(x: LazyTensor, size: Any) -> list[int]:

@@ -18,9 +18,9 @@ import torch
 
 from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, constant, index_value
 from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor, flatten
+from weft_codegen.loops.lower.lowering import Call, lowers, lowers_each, require
 from weft_codegen.loops.lower.pointwise import SUPPORTED
 from weft_codegen.loops.lower.shapes import to_shape
-from weft_codegen.loops.lower.table import Call, lowers, require
 
 Words = Callable[[int], Expr]
 Make = Callable[[Words, torch.dtype], Expr]
@@ -76,16 +76,11 @@ def _drawn(call: Call, make: Make, dtype: torch.dtype) -> Any:
     return element
 
 
-def _standard(make: Make) -> Callable[..., LazyTensor]:
-    def lowering(call: Call, like: Any, *, generator: Any = None, **kwargs: Any) -> LazyTensor:
-        require(generator is None, "a generator of its own")
-        return call.lazy(_drawn(call, make, call.fake.dtype))
-
-    return lowering
-
-
-lowers("aten.rand", "aten.rand_like")(_standard(_uniform))
-lowers("aten.randn", "aten.randn_like")(_standard(_normal))
+@lowers_each({"aten.rand": _uniform, "aten.rand_like": _uniform})
+@lowers_each({"aten.randn": _normal, "aten.randn_like": _normal})
+def _standard(make: Make, call: Call, like: Any, *, generator: Any = None, **_: Any) -> LazyTensor:
+    require(generator is None, "a generator of its own")
+    return call.lazy(_drawn(call, make, call.fake.dtype))
 
 
 @lowers("aten.uniform")

@@ -35,8 +35,9 @@ from weft_codegen.loops.lower.lazy_tensor import (
     flatten,
     index_space,
 )
-from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
-from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
+from weft_codegen.loops.lower.lowering import Call, lowers, lowers_each, normalise_dim, require
+from weft_codegen.loops.lower.pointwise import SUPPORTED, literal
+from weft_codegen.loops.lower.shapes import number
 from weft_codegen.loops.rewrite import Rewriter
 
 
@@ -127,85 +128,54 @@ def _derived(
     base: LazyTensor, shape: Indices, element: Element, uses: int = 1, root: Any = None
 ) -> LazyTensor:
     """A row-major tensor of `base`'s dtype that is computed from it."""
-    return replace(
-        base,
-        shape=tuple(shape),
-        strides=contiguous_strides(shape),
-        element=element,
-        buffer=None,
-        root=root,
-        uses=uses,
-        _seen={},
-    )
+    strides, seen = contiguous_strides(shape), dict[tuple[IndexExpr, ...], Expr]()
+    made = replace(base, shape=tuple(shape), strides=strides, buffer=None, root=root, _seen=seen)
+    return replace(made, element=element, uses=uses)
 
 
 _OF_TRUTH_VALUES = {"sum": "any", "prod": "all"}
 
 
-def _plain(op: str) -> Callable[..., LazyTensor]:
-    def lowering(
-        call: Call, x: LazyTensor, dims: Any = None, keepdim: bool = False, dtype: Any = None
-    ) -> LazyTensor:
-        require(x.dtype in SUPPORTED and call.fake.dtype in SUPPORTED, "dtype")
-        inner = compute_dtype(call.fake.dtype)
-        # any and all of uint8 are uint8, but of truth values.
-        through = torch.bool if op in ("any", "all") else inner
-        return reduce(
-            call,
-            _OF_TRUTH_VALUES.get(op, op) if inner is torch.bool else op,
-            x,
-            reduced_dims(dims, len(x.shape)),
-            keepdim,
-            lambda idx: (cast(cast(x.at(idx), through), inner),),
-            call.fake.dtype,
-        )
+@lowers_each({f"aten.{name}": name for name in ("sum", "prod", "any", "all")})
+@lowers_each({"aten.amax": "max", "aten.amin": "min"})
+def _plain(
+    op: str, call: Call, x: LazyTensor, dims: Any = None, keepdim: bool = False, dtype: Any = None
+) -> LazyTensor:
+    require(x.dtype in SUPPORTED and call.fake.dtype in SUPPORTED, "dtype")
+    inner, over = compute_dtype(call.fake.dtype), reduced_dims(dims, len(x.shape))
+    # any and all of uint8 are uint8, but of truth values.
+    through = torch.bool if op in ("any", "all") else inner
+    op = _OF_TRUTH_VALUES.get(op, op) if inner is torch.bool else op
 
-    return lowering
+    def value(idx: list[IndexExpr]) -> tuple[Expr, ...]:
+        return (cast(cast(x.at(idx), through), inner),)
+
+    return reduce(call, op, x, over, keepdim, value, call.fake.dtype)
 
 
-for _name in ("sum", "prod", "any", "all"):
-    lowers(f"aten.{_name}")(_plain(_name))
-lowers("aten.amax")(_plain("max"))
-lowers("aten.amin")(_plain("min"))
-
-
-def _extrema(op: str) -> Callable[..., Any]:
+@lowers_each({"aten.max": "max", "aten.min": "min"})
+def _extrema(op: str, call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False) -> Any:
     """max() over everything, or (values, indices) along a dimension."""
-
-    def lowering(call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False) -> Any:
-        require(x.dtype in SUPPORTED, "dtype")
-        require(ZERO not in x.shape, "nothing to compare, where the operator may raise")
-        if dim is None:
-            return _plain(op)(call, x)
-        require(isinstance(dim, int), "binary max")
-        values, indices = call.results
-        return (_plain(op)(values, x, [dim], keepdim), _arg(f"arg{op}")(indices, x, dim, keepdim))
-
-    return lowering
+    require(x.dtype in SUPPORTED, "dtype")
+    require(ZERO not in x.shape, "nothing to compare, where the operator may raise")
+    if dim is None:
+        return _plain(op, call, x)
+    require(isinstance(dim, int), "binary max")
+    values, indices = call.results
+    return _plain(op, values, x, [dim], keepdim), _arg(f"arg{op}", indices, x, dim, keepdim)
 
 
-def _arg(op: str) -> Callable[..., LazyTensor]:
-    def lowering(call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False) -> LazyTensor:
-        require(x.dtype in SUPPORTED and len(x.shape) > 0, "dtype")
-        dims = reduced_dims(dim, len(x.shape))
-        inner = compute_dtype(x.dtype)
+@lowers_each({"aten.argmax": "argmax", "aten.argmin": "argmin"})
+def _arg(op: str, call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False) -> LazyTensor:
+    require(x.dtype in SUPPORTED and len(x.shape) > 0, "dtype")
+    dims = reduced_dims(dim, len(x.shape))
+    inner = compute_dtype(x.dtype)
 
-        def value(idx: list[IndexExpr]) -> tuple[Expr, ...]:
-            position = flatten([idx[k] for k in dims], [x.shape[k] for k in dims])
-            return cast(x.at(idx), inner), index_value(position)
+    def value(idx: list[IndexExpr]) -> tuple[Expr, ...]:
+        position = flatten([idx[k] for k in dims], [x.shape[k] for k in dims])
+        return cast(x.at(idx), inner), index_value(position)
 
-        return reduce(call, op, x, dims, keepdim, value, torch.int64)
-
-    return lowering
-
-
-for _name in ("max", "min"):
-    lowers(f"aten.{_name}")(_extrema(_name))
-    lowers(f"aten.arg{_name}")(_arg(f"arg{_name}"))
-
-
-def _count(x: LazyTensor, dims: Sequence[int]) -> IndexExpr:
-    return product(x.shape[k] for k in dims)
+    return reduce(call, op, x, dims, keepdim, value, torch.int64)
 
 
 def _scaled(call: Call, total: LazyTensor, divisor: Expr, dtype: torch.dtype) -> LazyTensor:
@@ -222,7 +192,8 @@ def _mean(
     inner = compute_dtype(call.fake.dtype)
     over = reduced_dims(dims, len(x.shape))
     total = reduce(call, "sum", x, over, keepdim, lambda p: (cast(x.at(p), inner),), inner)
-    return _scaled(call, total, number(_count(x, over), inner), call.fake.dtype)
+    count = number(product(x.shape[k] for k in over), inner)
+    return _scaled(call, total, count, call.fake.dtype)
 
 
 def _freedom(count: IndexExpr, correction: Any, dtype: torch.dtype) -> Expr:
@@ -242,7 +213,8 @@ def _variance(
     require(x.dtype in SUPPORTED and x.dtype.is_floating_point, "dtype")
     inner = compute_dtype(x.dtype)
     over = reduced_dims(dims, len(x.shape))
-    count = number(_count(x, over), inner)
+    size = product(x.shape[k] for k in over)
+    count = number(size, inner)
     total = reduce(call, "sum", x, over, True, lambda p: (cast(x.at(p), inner),), inner)
     mean = _scaled(call, total, count, inner)
 
@@ -252,7 +224,7 @@ def _variance(
         return (off * off,)
 
     squares = reduce(call, "sum", x, over, keepdim, deviation, inner)
-    freedom = _freedom(_count(x, over), 1 if correction is None else correction, inner)
+    freedom = _freedom(size, 1 if correction is None else correction, inner)
     if not isinstance(call.fake, tuple | list):
         return _scaled(call, squares, freedom, call.fake.dtype)
     dtype = call.fake[0].dtype
@@ -273,38 +245,26 @@ def _scanned(call: Call, op: str, x: LazyTensor, dim: int, inner: torch.dtype) -
     return call.graph.scanned(call, op, dim, lambda i: cast(x.at(i), dtype), inner)
 
 
-def _accumulated(op: str) -> Callable[..., LazyTensor]:
-    def lowering(call: Call, x: LazyTensor, dim: int, dtype: Any = None) -> LazyTensor:
-        inner = compute_dtype(call.fake.dtype)
-        wide = torch.float64 if call.fake.dtype is torch.float32 else inner
-        return _scanned(call, op, x, dim, wide)
-
-    return lowering
+@lowers_each({"aten.cumsum": "sum", "aten.cumprod": "prod", "aten.logcumsumexp": "logsumexp"})
+def _accumulated(op: str, call: Call, x: LazyTensor, dim: int, dtype: Any = None) -> LazyTensor:
+    inner = compute_dtype(call.fake.dtype)
+    wide = torch.float64 if call.fake.dtype is torch.float32 else inner
+    return _scanned(call, op, x, dim, wide)
 
 
-for _name, _op in {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "logsumexp"}.items():
-    lowers(f"aten.{_name}")(_accumulated(_op))
+@lowers_each({"aten.cummax": "max", "aten.cummin": "min"})
+def _extreme(op: str, call: Call, x: LazyTensor, dim: int) -> tuple[LazyTensor, LazyTensor]:
+    """The extreme so far, and the last position that has it (or the last nan's)."""
+    values, positions = call.results
+    inner = compute_dtype(x.dtype)
+    dim = normalise_dim(dim, len(x.shape))
+    best = _scanned(values, op, x, dim, inner)
 
+    def hit_position(idx: Indices) -> Expr:
+        value = cast(x.at(idx), inner)
+        hit = apply("eq", value, cast(best.at(idx), inner))
+        if inner.is_floating_point:
+            hit |= apply("isnan", value)
+        return where(hit, index_value(idx[dim]), constant(0, torch.int64))
 
-def _extreme(op: str) -> Callable[..., tuple[LazyTensor, LazyTensor]]:
-    def lowering(call: Call, x: LazyTensor, dim: int) -> tuple[LazyTensor, LazyTensor]:
-        """The extreme so far, and the last place that has it (or the last nan's)."""
-        values, places = call.results
-        inner = compute_dtype(x.dtype)
-        dim = normalise_dim(dim, len(x.shape))
-        best = _scanned(values, op, x, dim, inner)
-
-        def hit_position(i: Indices) -> Expr:
-            value = cast(x.at(i), inner)
-            hit = apply("eq", value, cast(best.at(i), inner))
-            if inner.is_floating_point:
-                hit |= apply("isnan", value)
-            return where(hit, index_value(i[dim]), constant(0, torch.int64))
-
-        return best, places.graph.scanned(places, "max", dim, hit_position, torch.int64)
-
-    return lowering
-
-
-lowers("aten.cummax")(_extreme("max"))
-lowers("aten.cummin")(_extreme("min"))
+    return best, call.graph.scanned(positions, "max", dim, hit_position, torch.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,11 @@ import torch
 from weft_codegen.loops.expr import Expr, apply, compute_dtype, constant, index_value, where
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const, least
 from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor
-from weft_codegen.loops.lower.masking import masked, within
-from weft_codegen.loops.lower.pointwise import SUPPORTED, number
+from weft_codegen.loops.lower.lowering import Call, lowers, lowers_each, require
+from weft_codegen.loops.lower.masking import masked, sum_inside, within
+from weft_codegen.loops.lower.pointwise import SUPPORTED
 from weft_codegen.loops.lower.pooling import MOST, stored
-from weft_codegen.loops.lower.shapes import to_shape
-from weft_codegen.loops.lower.table import Call, lowers, require
+from weft_codegen.loops.lower.shapes import number, to_shape
 
 Tap = tuple[IndexExpr, Expr]  # a place in the input, its weight
 
@@ -98,36 +98,31 @@ def _dimensions(
     return found
 
 
-def _resampling(taps: Taps) -> Callable[..., LazyTensor]:
+_LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+
+
+@lowers_each({f"aten.{name}": _linear for name in _LINEAR} | {"aten.upsample_bicubic2d": _cubic})
+def _resampled(
+    taps: Taps, call: Call, x: LazyTensor, size: Sequence[Any], aligned: bool, *scales: Any
+) -> LazyTensor:
     """The weighted sum over the taps of each dimension, the last one first."""
+    require(x.dtype in SUPPORTED and x.dtype.is_floating_point, "dtype")
+    rank = len(size)
+    dimensions = _dimensions(x.shape[-rank:], size, aligned, scales)
+    x, dtype = stored(call, x), compute_dtype(x.dtype)
 
-    def lowering(
-        call: Call, x: LazyTensor, size: Sequence[Any], aligned: bool, *scales: Any
-    ) -> LazyTensor:
-        require(x.dtype in SUPPORTED and x.dtype.is_floating_point, "dtype")
-        rank = len(size)
-        dimensions = _dimensions(x.shape[-rank:], size, aligned, scales)
-        x, dtype = stored(call, x), compute_dtype(x.dtype)
+    def element(idx: Indices) -> Expr:
+        chosen = [taps(d, at, dtype) for d, at in zip(dimensions, idx[-rank:], strict=True)]
 
-        def element(idx: Indices) -> Expr:
-            chosen = [taps(d, at, dtype) for d, at in zip(dimensions, idx[-rank:], strict=True)]
+        def total(fixed: tuple[IndexExpr, ...]) -> Expr:
+            if len(fixed) == rank:
+                return x.at([*idx[:-rank], *fixed])
+            first, *others = (weight * total((*fixed, at)) for at, weight in chosen[len(fixed)])
+            return sum(others, start=first)
 
-            def total(fixed: tuple[IndexExpr, ...]) -> Expr:
-                if len(fixed) == rank:
-                    return x.at([*idx[:-rank], *fixed])
-                first, *others = (weight * total((*fixed, at)) for at, weight in chosen[len(fixed)])
-                return sum(others, start=first)
+        return total(())
 
-            return total(())
-
-        return call.lazy(element)
-
-    return lowering
-
-
-for _name in ("linear1d", "bilinear2d", "trilinear3d"):
-    lowers(f"aten.upsample_{_name}")(_resampling(_linear))
-lowers("aten.upsample_bicubic2d")(_resampling(_cubic))
+    return call.lazy(element)
 
 
 def _factors(inner: Sequence[Any], outer: Sequence[Any], scales: Sequence[Any]) -> list[int]:
@@ -141,6 +136,11 @@ def _factors(inner: Sequence[Any], outer: Sequence[Any], scales: Sequence[Any]) 
     return factors
 
 
+_KINDS = ("upsample_nearest", "_upsample_nearest_exact")
+_NEAREST = [f"aten.{kind}{rank}d" for kind in _KINDS for rank in (1, 2, 3)]
+
+
+@lowers(*_NEAREST)
 def _nearest(call: Call, x: LazyTensor, size: Sequence[Any], *scales: Any) -> LazyTensor:
     """Whole factors only: then element i comes from i // factor, without any rounding."""
     require(x.dtype in SUPPORTED, "dtype")
@@ -155,15 +155,7 @@ def _nearest(call: Call, x: LazyTensor, size: Sequence[Any], *scales: Any) -> La
     return call.lazy(element)
 
 
-for _name in ("1d", "2d", "3d"):
-    lowers(f"aten.upsample_nearest{_name}", f"aten._upsample_nearest_exact{_name}")(_nearest)
-
-
 # ---- backwards: each input element gathers from the outputs that it went into
-
-
-def _nearest_users(at: IndexExpr, factor: int, last: IndexExpr, dtype: torch.dtype) -> list[Tap]:
-    return [(at * factor + k, constant(1, dtype)) for k in range(factor)]
 
 
 def _linear_users(at: IndexExpr, factor: int, last: IndexExpr, dtype: torch.dtype) -> list[Tap]:
@@ -181,43 +173,32 @@ def _linear_users(at: IndexExpr, factor: int, last: IndexExpr, dtype: torch.dtyp
     return taps
 
 
-def _gathering(users: Callable[..., list[Tap]], rank: int, aligns: bool) -> Callable[..., Any]:
+@lowers_each({f"aten.{name}_backward": True for name in _LINEAR})
+@lowers_each({f"{name}_backward": False for name in _NEAREST})
+def _gathered(
+    linear: bool, call: Call, gradient: LazyTensor, size: Any, whole: Sequence[Any], *rest: Any
+) -> LazyTensor:
     """The sum of the gradients of an element's users; whole factors, few users."""
+    rank, dtype = len(size), compute_dtype(gradient.dtype)
+    require(gradient.dtype in SUPPORTED and not (linear and rest[0]), "dtype or aligned corners")
+    inner = to_shape(whole[-rank:])
+    factors = _factors(inner, size, rest[1:] if linear else rest)
+    require(math.prod(factors) * (2**rank if linear else 1) <= MOST, "many users")
+    grown = stored(call, gradient)
 
-    def lowering(
-        call: Call, gradient: LazyTensor, size: Sequence[Any], whole: Sequence[Any], *rest: Any
-    ) -> LazyTensor:
-        require(
-            gradient.dtype in SUPPORTED and not (aligns and rest[0]), "dtype or aligned corners"
-        )
-        inner = to_shape(whole[-rank:])
-        factors = _factors(inner, size, rest[1:] if aligns else rest)
-        require(math.prod(factors) * (2**rank if aligns else 1) <= MOST, "many users")
-        grown = stored(call, gradient)
-        dtype = compute_dtype(gradient.dtype)
-        zero = constant(0, dtype)
+    def users(at: IndexExpr, factor: int, extent: IndexExpr) -> list[Tap]:
+        if linear:
+            return _linear_users(at, factor, extent - 1, dtype)
+        return [(at * factor + k, constant(1, dtype)) for k in range(factor)]
 
-        def element(idx: Indices) -> Expr:
-            total: Expr = zero
-            own = zip(idx[-rank:], factors, inner, strict=True)
-            chosen = [users(at, factor, n - 1, dtype) for at, factor, n in own]
-            for taps in itertools.product(*chosen):
-                inside: Expr = constant(True, torch.bool)
-                weight: Expr = constant(1, dtype)
-                for (at, share), extent in zip(taps, grown.shape[-rank:], strict=True):
-                    inside &= within(at, ZERO, extent)
-                    weight *= share
-                value = masked(grown.at([*idx[:-rank], *(at for at, _ in taps)]), inside)
-                total += where(inside, value * weight, zero)
-            return total
+    def terms(idx: Indices) -> Iterator[tuple[Expr, Expr]]:
+        own = zip(idx[-rank:], factors, inner, strict=True)
+        for taps in itertools.product(*(users(*each) for each in own)):
+            inside: Expr = constant(True, torch.bool)
+            weight: Expr = constant(1, dtype)
+            for (at, share), extent in zip(taps, grown.shape[-rank:], strict=True):
+                inside &= within(at, ZERO, extent)
+                weight *= share
+            yield inside, masked(grown.at([*idx[:-rank], *(at for at, _ in taps)]), inside) * weight
 
-        return call.lazy(element)
-
-    return lowering
-
-
-for _rank, _name in enumerate(("linear1d", "bilinear2d", "trilinear3d"), 1):
-    lowers(f"aten.upsample_{_name}_backward")(_gathering(_linear_users, _rank, aligns=True))
-    _nearest_backward = _gathering(_nearest_users, _rank, aligns=False)
-    lowers(f"aten.upsample_nearest{_rank}d_backward")(_nearest_backward)
-    lowers(f"aten._upsample_nearest_exact{_rank}d_backward")(_nearest_backward)
+    return call.lazy(lambda idx: sum_inside(terms(idx), dtype))

@@ -7,4 +7,4 @@ from weft_codegen.loops.lower import random as random
 from weft_codegen.loops.lower import reductions as reductions
 from weft_codegen.loops.lower import resample as resample
 from weft_codegen.loops.lower import views as views
-from weft_codegen.loops.lower.table import LOWERINGS as LOWERINGS
+from weft_codegen.loops.lower.lowering import LOWERINGS as LOWERINGS

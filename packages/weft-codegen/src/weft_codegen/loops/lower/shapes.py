@@ -1,4 +1,4 @@
-"""Sizes of fake tensors as index expressions.
+"""Sizes of fake tensors as index expressions, and numbers as scalar ones.
 
 Static graphs only see ints here and never load sympy.  A SymInt's sympy expression is converted
 node by node; what the index language lacks raises NoLowering and the graph runs eagerly.
@@ -14,11 +14,23 @@ from typing import Any
 
 import torch
 
+from weft_codegen.loops.expr import Expr, cast, compute_dtype, constant, index_value
 from weft_codegen.loops.index import IndexExpr, const, least, nonnegative, product, size
 
 
 class NoLowering(Exception):
-    """This operator or size has no loop form; the caller falls back to an extern call."""
+    """This operator or size has no loop form; the caller falls back to an extern call.
+
+    `operator` is the one whose lowering the whole graph fails at, where it does.
+    """
+
+    operator: str = ""
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raise NoLowering(reason) unless `condition`."""
+    if not condition:
+        raise NoLowering(reason)
 
 
 def to_index(value: Any) -> IndexExpr:
@@ -38,6 +50,22 @@ def to_index(value: Any) -> IndexExpr:
 def to_shape(sizes: Any) -> tuple[IndexExpr, ...]:
     """A sequence of sizes as index expressions."""
     return tuple(const(n) if type(n) is int else to_index(n) for n in sizes)
+
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+def number(value: Any, dtype: torch.dtype) -> Expr:
+    """A Python scalar, symbolic int or number computed from sizes as an expression of `dtype`."""
+    if isinstance(value, Expr):
+        return cast(value, dtype)
+    if isinstance(value, IndexExpr | torch.SymInt):
+        return cast(index_value(to_index(value)), dtype)
+    require(isinstance(value, bool | int | float), f"operand {value!r}")
+    if dtype in NARROW:
+        value = torch.tensor(value, dtype=torch.float64).to(dtype).item()
+        return constant(value, compute_dtype(dtype))
+    return constant(value, dtype)
 
 
 Rewrite = Callable[[IndexExpr], IndexExpr]

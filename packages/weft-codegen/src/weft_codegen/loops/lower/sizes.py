@@ -13,21 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from weft_codegen.loops import index as ix
 from weft_codegen.loops import program as ir
-from weft_codegen.loops.index import (
-    ONE,
-    ZERO,
-    IndexExpr,
-    Pair,
-    Size,
-    atoms,
-    const,
-    from_atoms,
-    nonnegative,
-    single,
-    size,
-    without,
-)
 from weft_codegen.loops.lower.shapes import NoLowering, from_sympy, rewritten, to_index
 
 
@@ -35,9 +22,9 @@ class Facts:
     """Equations about sizes, each a rule that replaces a product of atoms or else a sum of them."""
 
     def __init__(self) -> None:
-        self._rules: list[tuple[IndexExpr, IndexExpr]] = []
+        self._rules: list[tuple[ix.IndexExpr, ix.IndexExpr]] = []
 
-    def __call__(self, expr: IndexExpr) -> IndexExpr:
+    def __call__(self, expr: ix.IndexExpr) -> ix.IndexExpr:
         """`expr` as these equations give it."""
         for old, new in self._rules:
             before = None
@@ -46,60 +33,60 @@ class Facts:
                 expr = _replaced(expr, old, new)
         return expr
 
-    def add(self, left: IndexExpr, right: IndexExpr, bound: frozenset[str]) -> None:
+    def add(self, left: ix.IndexExpr, right: ix.IndexExpr, bound: frozenset[str]) -> None:
         """Learn that two expressions are equal; `bound` are the sizes that a call shows.
 
         What is replaced is a quotient, a remainder or a minimum, else a size, else a sum that is a
         constant; and what takes its place is made of bound sizes.
         """
         difference = self(left - right)
-        kinds: tuple[type, ...] = (Pair, Size)
+        kinds: tuple[type, ...] = (ix.Pair, ix.Size)
         for kind in kinds:
             for monomial, scale in difference.terms:
                 if len(monomial) != 1 or not isinstance(monomial[0], kind):
                     continue
-                rest = difference - from_atoms(monomial) * scale
+                rest = difference - ix.from_atoms(monomial) * scale
                 if all(c % scale == 0 for _, c in rest.terms):
                     value = _divided(rest, -scale)
-                    if monomial[0] not in atoms(value) and sizes_in(value) <= bound:
-                        self._rules.append((from_atoms(monomial), value))
+                    if monomial[0] not in ix.atoms(value) and sizes_in(value) <= bound:
+                        self._rules.append((ix.from_atoms(monomial), value))
                         return
         constant = sum((scale for monomial, scale in difference.terms if not monomial), start=0)
         if (total := difference - constant).terms:
-            self._rules.append((total, const(-constant)))
+            self._rules.append((total, ix.const(-constant)))
 
-    def name(self, given: IndexExpr, name: str, bound: frozenset[str]) -> None:
+    def name(self, given: ix.IndexExpr, name: str, bound: frozenset[str]) -> None:
         """Let the input `name` stand for `given`, which has sizes that no input shows alone."""
         for monomial, scale in reversed(given.terms):
-            if abs(scale) == 1 and not sizes_in(from_atoms(monomial)) <= bound:
-                alone = size(name, int(nonnegative(given - ONE)))
-                rest = given - from_atoms(monomial) * scale
-                self._rules.append((from_atoms(monomial), (alone - rest) * scale))
+            if abs(scale) == 1 and not sizes_in(ix.from_atoms(monomial)) <= bound:
+                alone = ix.size(name, int(ix.nonnegative(given - ix.ONE)))
+                rest = given - ix.from_atoms(monomial) * scale
+                self._rules.append((ix.from_atoms(monomial), (alone - rest) * scale))
                 return
 
 
-def _replaced(expr: IndexExpr, old: IndexExpr, new: IndexExpr) -> IndexExpr:
+def _replaced(expr: ix.IndexExpr, old: ix.IndexExpr, new: ix.IndexExpr) -> ix.IndexExpr:
     """`expr` with `new` for one multiple of `old` in it."""
     given = dict(expr.terms)
     (leading, by), *_ = old.terms
     for monomial, scale in expr.terms:
-        rest = without(monomial, leading)
+        rest = ix.without(monomial, leading)
         if rest is not None and scale % by == 0:
-            factor = from_atoms(rest) * (scale // by)
+            factor = ix.from_atoms(rest) * (scale // by)
             if all(given.get(m) == c for m, c in (factor * old).terms):
                 return expr + factor * (new - old)
     return expr
 
 
-def _divided(expr: IndexExpr, by: int) -> IndexExpr:
+def _divided(expr: ix.IndexExpr, by: int) -> ix.IndexExpr:
     """`expr` / `by`, which divides every coefficient."""
-    terms = (from_atoms(monomial) * (scale // by) for monomial, scale in expr.terms)
-    return sum(terms, start=ZERO)
+    terms = (ix.from_atoms(monomial) * (scale // by) for monomial, scale in expr.terms)
+    return sum(terms, start=ix.ZERO)
 
 
-def sizes_in(expr: IndexExpr) -> frozenset[str]:
+def sizes_in(expr: ix.IndexExpr) -> frozenset[str]:
     """The names of the sizes in `expr`."""
-    return frozenset(atom.key for atom in atoms(expr) if isinstance(atom, Size))
+    return frozenset(atom.key for atom in ix.atoms(expr) if isinstance(atom, ix.Size))
 
 
 def learn(gm: fx.GraphModule) -> Facts:
@@ -114,13 +101,13 @@ def learn(gm: fx.GraphModule) -> Facts:
     given = [n for n in inputs if isinstance(n, torch.SymInt)] + list(_sizes(inputs))
     with rewritten(facts):
         bound = frozenset(
-            str(shown) for _, shown in _convertible(given) if isinstance(single(shown), Size)
+            str(shown) for _, shown in _convertible(given) if isinstance(ix.single(shown), ix.Size)
         )
         for amount, where in _convertible(sizes):
             node = amount.node
             if not where.is_const and node.has_hint() and node.hint in (0, 1):
                 assert amount == node.hint
-                facts.add(where, const(node.hint), bound)
+                facts.add(where, ix.const(node.hint), bound)
         if sizes or given:
             _equations((sizes or given)[0].node.shape_env, facts, bound)
         for position, (_, shown) in enumerate(_convertible(given)):
@@ -140,7 +127,7 @@ def _sizes(values: Iterable[Any]) -> Iterator[torch.SymInt]:
             yield from _sizes(value)
 
 
-def _convertible(amounts: Iterable[torch.SymInt]) -> Iterator[tuple[torch.SymInt, IndexExpr]]:
+def _convertible(amounts: Iterable[torch.SymInt]) -> Iterator[tuple[torch.SymInt, ix.IndexExpr]]:
     """Those of symbolic integers that have an index expression, with it."""
     for amount in amounts:
         try:
@@ -168,10 +155,10 @@ def bound_sizes(program: ir.Program) -> tuple[str, ...]:
     for item in program.inputs:
         if item.kind == "tensor":
             for extent in program.buffers[item.name].shape:
-                if isinstance(single(extent), Size):
+                if isinstance(ix.single(extent), ix.Size):
                     bound.setdefault(str(extent))
     for where in ir.index_exprs(program):
-        for atom in atoms(where):
-            if isinstance(atom, Size) and atom.key not in bound:
+        for atom in ix.atoms(where):
+            if isinstance(atom, ix.Size) and atom.key not in bound:
                 raise NoLowering(f"size {atom.key} is only known while running")
     return tuple(bound)

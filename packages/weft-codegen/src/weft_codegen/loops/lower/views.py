@@ -6,6 +6,7 @@ others (cat, pad, flip, repeat) are index functions with masked loads.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from weft_codegen.loops.index import (
     product,
 )
 from weft_codegen.loops.lower.lazy_tensor import (
+    Element,
     Indices,
     LazyTensor,
     broadcast_index,
@@ -33,12 +35,11 @@ from weft_codegen.loops.lower.lazy_tensor import (
     replaced,
     unflatten,
 )
+from weft_codegen.loops.lower.lowering import Call, lowers, normalise_dim, require
 from weft_codegen.loops.lower.masking import masked, within
-from weft_codegen.loops.lower.pointwise import SUPPORTED, number
-from weft_codegen.loops.lower.shapes import to_index, to_shape
-from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
+from weft_codegen.loops.lower.pointwise import SUPPORTED
+from weft_codegen.loops.lower.shapes import number, to_index, to_shape
 
-Element = Callable[[Indices], Expr]
 View = tuple[Callable[[Indices], Indices], IndexExpr]
 """Where in its argument an element of a view is, and how many elements after that it begins."""
 
@@ -176,17 +177,16 @@ def _cat(call: Call, tensors: Sequence[Any], dim: int = 0) -> LazyTensor:
     dtype = compute_dtype(call.fake.dtype)
 
     def element(idx: Indices) -> Expr:
-        begin = ZERO
-        choices: list[tuple[Expr, Expr]] = []
+        begin, choices = ZERO, list[tuple[Expr, Expr]]()
         for part in parts:
             inside = within(idx[dim], begin, begin + part.shape[dim])
             value = cast(part.at(replaced(idx, dim, idx[dim] - begin)), dtype)
             choices.append((inside, masked(value, inside)))
             begin = begin + part.shape[dim]
-        result = choices[-1][1]
-        for inside, value in reversed(choices[:-1]):
-            result = where(inside, value, result)
-        return result
+        (_, last), *others = reversed(choices)
+        return functools.reduce(
+            lambda rest, choice: where(choice[0], choice[1], rest), others, last
+        )
 
     return call.lazy(element)
 
@@ -283,11 +283,7 @@ def _repeat(call: Call, x: LazyTensor, repeats: Sequence[Any]) -> LazyTensor:
 
 
 def _scatter_into(
-    call: Call,
-    x: LazyTensor,
-    source: LazyTensor,
-    inside: Callable[[Indices], Expr],
-    inner: Callable[[Indices], list[IndexExpr]],
+    call: Call, x: LazyTensor, source: LazyTensor, inside: Element, inner: Callable[..., Indices]
 ) -> LazyTensor:
     """`x` with the elements where `inside` holds taken from `source` at `inner`."""
     require(call.fake.dtype in SUPPORTED and source.dtype is x.dtype, "dtype")
@@ -342,10 +338,7 @@ def _diagonal_scatter(
         rest = [at for k, at in enumerate(idx) if k not in (first, second)]
         return [*rest, idx[first] - down]
 
-    return _scatter_into(
-        call,
-        x,
-        source,
-        lambda p: apply("eq", index_value(p[first] + offset), index_value(p[second])),
-        inner,
-    )
+    def inside(idx: Indices) -> Expr:
+        return apply("eq", index_value(idx[first] + offset), index_value(idx[second]))
+
+    return _scatter_into(call, x, source, inside, inner)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from weft_codegen.loops.program import Kernel, Program, Step, step_writes
+from weft_codegen.loops.program import Kernel, Launch, Program, Step, step_writes
 from weft_codegen.loops.schedule.assemble import assemble
 from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
+from weft_codegen.loops.schedule.group_key import group_key
 from weft_codegen.loops.schedule.kernels import launch
 from weft_codegen.loops.schedule.matmul import Prefer, small_products
 from weft_codegen.loops.schedule.rematerialize import outside_readers, rematerialize
@@ -29,6 +31,7 @@ def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = Non
     units = Fusion(lowered, items).run(join_groups=fuse)
     buffers = dict(lowered.buffers)
     kernels: dict[str, Kernel] = {}
+    launches: dict[Any, tuple[Launch, tuple[int, ...]]] = {}
     if fuse:
         units = fuse_rows_and_columns(rematerialize(units, lowered), lowered, buffers)
     outside = outside_readers(units, lowered).keys()
@@ -41,9 +44,16 @@ def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = Non
             named.update(step_writes(unit))
             continue
         needed = frozenset(unit.results.keys() & outside)
-        nest = assemble(unit, needed, mutated, buffers)
         origins = tuple(dict.fromkeys(text for m in unit.members for text in m.node.origins))
-        step = launch(nest, buffers, origins, kernels)
+        key, names = group_key(unit, needed, mutated, buffers)
+        if key in launches:
+            like, positions = launches[key]
+            arguments = tuple(names[position] for position in positions)
+            step = replace(like, buffers=arguments, origins=origins)
+        else:
+            nest = assemble(unit, needed, mutated, buffers)
+            step = launch(nest, buffers, origins, kernels)
+            launches[key] = step, tuple(map(names.index, step.buffers))
         steps.append(step)
         named.update(step.buffers)
     used = {name: buffer for name, buffer in buffers.items() if name in named}

@@ -66,13 +66,11 @@ def linear(where: IndexExpr, axes: Iterable[Axis]) -> list[tuple[IndexExpr, Axis
             return None
         if stride is not ZERO:
             strides.append((stride, loop))
-    return sorted(strides, key=functools.cmp_to_key(_by_stride))
 
+    def order(a: tuple[IndexExpr, Axis], b: tuple[IndexExpr, Axis]) -> int:
+        return 0 if a[0] is b[0] else -1 if nonnegative(a[0] - b[0]) else 1
 
-def _by_stride(a: tuple[IndexExpr, Axis], b: tuple[IndexExpr, Axis]) -> int:
-    if a[0] is b[0]:
-        return 0
-    return -1 if nonnegative(a[0] - b[0]) else 1
+    return sorted(strides, key=functools.cmp_to_key(order))
 
 
 def origin(where: IndexExpr) -> IndexExpr:

@@ -20,7 +20,7 @@ import torch
 from weft_codegen.loops.expr import Expr, Load, Local, cast, compute_dtype, constant, read
 from weft_codegen.loops.index import ONE, Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.program import CPU, Buffer, Loop, Reduce, Set, Stmt, Store
+from weft_codegen.loops.program import CPU, Body, Buffers, Loop, Reduce, Set, Stmt, Store
 from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import linear, replacing, row_major
 from weft_codegen.loops.schedule.group import Group, Member
@@ -69,8 +69,8 @@ def identity(op: str, dtype: torch.dtype) -> Expr:
 
 
 def assemble(
-    group: Group, needed: frozenset[str], mutated: frozenset[str], buffers: dict[str, Buffer]
-) -> tuple[Stmt, ...]:
+    group: Group, needed: frozenset[str], mutated: frozenset[str], buffers: Buffers
+) -> Body:
     """The loop nest of a group, its names not yet canonical; `needed` are read outside it."""
     if not any(map(group.sums_columns, group.members)):  # those keep the tiles they were cut into
         group = merge_axes(group)
@@ -82,7 +82,7 @@ def assemble(
     return split_loops(body) if on_cpu else body  # lanes are masked at no cost
 
 
-def _on_cpu(group: Group, buffers: dict[str, Buffer]) -> bool:
+def _on_cpu(group: Group, buffers: Buffers) -> bool:
     return buffers[group.members[0].node.result].device == CPU
 
 
@@ -90,7 +90,7 @@ class _Assembly:
     """Builds one nest: values by sweep, then statements, then the loops around them."""
 
     def __init__(
-        self, group: Group, plan_: SweepPlan, mutated: frozenset[str], buffers: dict[str, Buffer]
+        self, group: Group, plan_: SweepPlan, mutated: frozenset[str], buffers: Buffers
     ) -> None:
         self._plan = plan_
         self._mutated = mutated
@@ -139,7 +139,7 @@ class _Assembly:
         wide = extent // -(-max(4, threads) // around) // _BLOCK * _BLOCK
         return min(extent, max(least, min(wide, _WIDE_BLOCK)))
 
-    def build(self) -> tuple[Stmt, ...]:
+    def build(self) -> Body:
         group = self._group
         if not group.reduced:
             return self._pointwise()
@@ -166,12 +166,10 @@ class _Assembly:
         cut = blocked(self._group.swept[-1], _COLUMNS, "column")
         position = Rewriter(at=replacing({self._group.swept[-1]: cut.position}))
         before, sums = hoist(sums, frozenset(self._group.swept), self._new_local)
-        inner: tuple[Stmt, ...] = tuple(rewritten(stmt, position) for stmt in sums)
+        inner: Body = tuple(rewritten(stmt, position) for stmt in sums)
         inner = _loops(self._group.swept[:-1], (Loop(cut.inner, inner, limit=cut.limit),), "serial")
-        last = [
-            self._store(member, read(self._locals[member.node.result][0], self._place(member)))
-            for member in columns
-        ]
+        sums_of = [read(self._locals[m.node.result][0], self._place(m)) for m in columns]
+        last = list(map(self._store, columns, sums_of))
         rows = _loops(self._tile, tuple(body), "serial")
         blocks = () if cut.block is None else (cut.block,)
         rows += _loops((*blocks, *self._tile), (*before, *inner), "serial")
@@ -181,12 +179,13 @@ class _Assembly:
             *_loops(self._group.swept, tuple(last), "serial"),
         ]
 
-    def _pointwise(self) -> tuple[Stmt, ...]:
+    def _pointwise(self) -> Body:
         """Every axis kept, one sweep: outer loops parallel, the innermost one a vector loop."""
         axes = self._group.axes
         updates = [member.node.index for member in self._group.members if member.node.update]
         tile = transposed(self._group) if len(axes) > 1 and not updates else None
-        if tile is not None and (self._on_cpu or _even(tile, OTHER_TILE)):
+        sizes = zip(tile or (), OTHER_TILE, strict=False)
+        if tile and (self._on_cpu or all(loop.extent.value % n == 0 for loop, n in sizes)):
             return self._tiled(*tile)
         statements = self._statements(0)
         kind = "serial" if updates else "parallel"  # what meets at one place keeps its order
@@ -194,15 +193,14 @@ class _Assembly:
             return tuple(statements)
         outer, inner = axes[:-1], axes[-1]
         if not outer:
-            only = Loop(inner, tuple(statements), kind, notes=self._notes(0))
-            return (only,)
+            return (Loop(inner, tuple(statements), kind, notes=self._notes(0)),)
         if updates and self._on_cpu and all(are_distinct(where, outer) for where in updates):
             kind = "parallel"
         before, statements = hoist(statements, frozenset((inner,)), self._new_local)
         body = (*before, Loop(inner, tuple(statements), notes=self._notes(0)))
         return _loops(outer, body, kind)
 
-    def _tiled(self, row: Axis, inner: Axis) -> tuple[Stmt, ...]:
+    def _tiled(self, row: Axis, inner: Axis) -> Body:
         """A pointwise nest over tiles of two axes; the tiles are parallel."""
         rows, columns = CPU_TILE if self._on_cpu else OTHER_TILE
         cuts = {row: blocked(row, rows, "row"), inner: blocked(inner, columns, "column")}
@@ -213,9 +211,8 @@ class _Assembly:
         self._group = substituted(self._group, cuts, axes)
         if not self._on_cpu:  # a block of lanes takes a tile, which stays in its cache
             return _loops(axes, tuple(self._statements(0)), "parallel")
-        fills, statements = transpose_reads(
-            self._statements(0), cuts[row], cuts[inner], self._local
-        )
+        reads = self._statements(0), cuts[row], cuts[inner]
+        fills, statements = transpose_reads(*reads, self._local)
         body = (*fills, *inside_tile(statements, cuts[row], cuts[inner], self._notes(0)))
         return _loops([*others, *tiles], body, "parallel")
 
@@ -383,13 +380,7 @@ class _Assembly:
         return Local(next(self._names), dtype, extent)
 
 
-def _even(axes: tuple[Axis, Axis], sizes: tuple[int, int]) -> bool:
-    return all(loop.extent.value % size == 0 for loop, size in zip(axes, sizes, strict=True))
-
-
-def _loops(
-    axes: Sequence[Axis], body: tuple[Stmt, ...], kind: str, notes: tuple[str, ...] = ()
-) -> tuple[Stmt, ...]:
+def _loops(axes: Sequence[Axis], body: Body, kind: str, notes: tuple[str, ...] = ()) -> Body:
     """`body` in loops over `axes`, outermost first; the outermost one takes the notes."""
     for position, loop in reversed(list(enumerate(axes))):
         body = (Loop(loop, body, kind, notes=() if position else notes),)

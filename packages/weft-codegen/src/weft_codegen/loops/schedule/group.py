@@ -7,6 +7,7 @@ their axes and every value that passes between them is read exactly where it is 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from weft_codegen.loops.index import Axis, IndexExpr
@@ -14,6 +15,7 @@ from weft_codegen.loops.program import Compute
 from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import Mapping, align, linear, pieces, replacing
 
+Accesses = dict[str, list[IndexExpr]]  # where each buffer is touched
 _MAX_MEMBERS = 48
 _MAX_BUFFERS = 40
 
@@ -30,16 +32,13 @@ class Member:
         """The axes the member runs over."""
         return frozenset(self.node.axes) | frozenset(self.node.reduced)
 
-    @property
-    def accesses(self) -> dict[str, list[IndexExpr]]:
+    @functools.cached_property
+    def accesses(self) -> Accesses:
         """Where the member touches each buffer; for its result, where it stores."""
-        cached = self.__dict__.get("_accesses")
-        if cached is None:
-            cached = {self.node.result: [self.node.index]}
-            for load in self.node.loads:
-                cached.setdefault(load.buffer, []).append(load.index)
-            self.__dict__["_accesses"] = cached
-        return cached
+        found = {self.node.result: [self.node.index]}
+        for load in self.node.loads:
+            found.setdefault(load.buffer, []).append(load.index)
+        return found
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,9 @@ class Group:
         return not self.reduced.issuperset(member.node.reduced)
 
     @property
-    def accesses(self) -> dict[str, list[IndexExpr]]:
+    def accesses(self) -> Accesses:
         """Where the members touch each buffer."""
-        found: dict[str, list[IndexExpr]] = {}
+        found: Accesses = {}
         for member in self.members:
             for name, wheres in member.accesses.items():
                 found.setdefault(name, []).extend(wheres)
@@ -132,10 +131,7 @@ def join(left: Group, right: Group, mutated: frozenset[str]) -> Group | str:
 
 
 def _candidates(
-    left: Group,
-    right: Group,
-    touched_left: dict[str, list[IndexExpr]],
-    touched_right: dict[str, list[IndexExpr]],
+    left: Group, right: Group, touched_left: Accesses, touched_right: Accesses
 ) -> list[tuple[IndexExpr, IndexExpr]]:
     """Pairs of accesses to try, the ones that cover most axes first, at most four."""
     pairs: list[tuple[int, IndexExpr, IndexExpr]] = []
@@ -194,17 +190,12 @@ def rewritten(member: Member, mapped: dict[Axis, IndexExpr]) -> Member:
     at = replacing(mapped)
     rewrite = Rewriter(at=at)
     node = member.node
-    return replace(
-        member,
-        node=replace(
-            node,
-            axes=tuple(pieces(mapped, node.axes)),
-            reduced=tuple(pieces(mapped, node.reduced)),
-            along=tuple(pieces(mapped, node.along)),
-            values=tuple(rewrite(value) for value in node.values),
-            index=rewrite.index(node.index),
-        ),
+    axes, reduced, along = (
+        tuple(pieces(mapped, loops)) for loops in (node.axes, node.reduced, node.along)
     )
+    values, index = tuple(map(rewrite, node.values)), rewrite.index(node.index)
+    changes = {"axes": axes, "reduced": reduced, "along": along, "values": values, "index": index}
+    return replace(member, node=replace(node, **changes))  # type: ignore[arg-type]
 
 
 def _refusal(group: Group, mutated: frozenset[str]) -> str | None:

@@ -18,8 +18,8 @@ from weft_codegen.loops.schedule.split import rewritten
 
 
 def launch(
-    nest: tuple[ir.Stmt, ...],
-    buffers: dict[str, ir.Buffer],
+    nest: ir.Body,
+    buffers: ir.Buffers,
     origins: tuple[str, ...],
     known: dict[str, ir.Kernel],
 ) -> ir.Launch:
@@ -27,18 +27,11 @@ def launch(
     naming = _Naming()
     body = tuple(rewritten(stmt, naming) for stmt in nest)
     written = {stmt.buffer for stmt in ir.statements(body) if isinstance(stmt, ir.Store)}
-    params = tuple(
-        ir.Param(formal, buffers[actual].dtype, formal in written)
-        for actual, formal in naming.buffers.items()
-    )
-    kernel = ir.Kernel(
-        f"kernel{len(known)}",
-        params,
-        tuple(naming.sizes.values()),
-        tuple(naming.locals.values()),
-        body,
-        tuple(_in_place(body, params)),
-    )
+    names = naming.buffers.items()
+    params = tuple(ir.Param(new, buffers[old].dtype, new in written) for old, new in names)
+    sizes, own = tuple(naming.sizes.values()), tuple(naming.locals.values())
+    in_place = tuple(_in_place(body, params))
+    kernel = ir.Kernel(f"kernel{len(known)}", params, sizes, own, body, in_place)
     kernel = known.setdefault(f"{signature_text(kernel)}\n{body_text(body)}", kernel)
     actual_sizes = tuple(size(name) for name in naming.sizes)
     return ir.Launch(kernel.name, tuple(naming.buffers), actual_sizes, origins)
@@ -81,7 +74,7 @@ class _Naming(Rewriter):
         return self.locals[local]
 
 
-def _in_place(body: tuple[ir.Stmt, ...], params: tuple[ir.Param, ...]) -> Iterator[tuple[str, str]]:
+def _in_place(body: ir.Body, params: tuple[ir.Param, ...]) -> Iterator[tuple[str, str]]:
     """(written, read) parameters of one dtype where each element is read only up to its store.
 
     A load in a later statement counts as after the store even within one iteration, unless only
@@ -113,7 +106,7 @@ def _in_place(body: tuple[ir.Stmt, ...], params: tuple[ir.Param, ...]) -> Iterat
                 yield written, name
 
 
-def _with_stored(body: tuple[ir.Stmt, ...]) -> Iterator[tuple[ir.Stmt, frozenset[Expr]]]:
+def _with_stored(body: ir.Body) -> Iterator[tuple[ir.Stmt, frozenset[Expr]]]:
     """`statements(body)`, each with the values that its own body has stored and still knows."""
     stored: frozenset[Expr] = frozenset()
     for stmt in body:

@@ -10,7 +10,6 @@ bmm) become loops where a measurement says so: with `max_autotune`, see tune.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 
@@ -22,14 +21,24 @@ from weft_codegen.loops.lower.lazy_tensor import (
     contiguous_strides,
     offset_of,
 )
-from weft_codegen.loops.program import CPU, Buffer, BufferRef, Compute, Extern, Program, Step
+from weft_codegen.loops.program import (
+    CPU,
+    Buffer,
+    BufferRef,
+    Buffers,
+    Compute,
+    Extern,
+    Program,
+    Step,
+    expanded,
+)
 from weft_codegen.loops.schedule.align import new_axis
 
 _aten = torch.ops.aten
 _PREFERRED = (_aten.bmm.default,)
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, *_PREFERRED)
 # Whether a product should be a loop.
-Prefer = Callable[[Extern, dict[str, Buffer]], bool]
+Prefer = Callable[[Extern, Buffers], bool]
 # Multiplications up to which the loop wins.
 _MOST = 16384
 # Larger ones are worth no measurement: the library blocks for caches too.
@@ -42,12 +51,10 @@ _SUMS = ((64, 512), (0, 128))
 def small_products(lowered: Program, prefer: Prefer | None) -> Program:
     """`lowered` with the small matrix products among its externs as loop nodes, and those that
     `prefer` wants as such."""
-    buffers = dict(lowered.buffers)
-    steps = tuple(part for item in lowered.steps for part in _expanded(item, buffers, prefer))
-    return replace(lowered, steps=steps, buffers=buffers)
+    return expanded(lowered, lambda item, buffers: _expanded(item, buffers, prefer))
 
 
-def _expanded(item: Step, buffers: dict[str, Buffer], prefer: Prefer | None) -> Iterator[Step]:
+def _expanded(item: Step, buffers: Buffers, prefer: Prefer | None) -> Iterator[Step]:
     found = _operands(item, buffers, prefer) if isinstance(item, Extern) else None
     if found is None:
         yield item
@@ -94,9 +101,7 @@ def _node(
     return Compute(target.name, axes, over, op, (value,), place, origins)
 
 
-def _operands(
-    item: Extern, buffers: dict[str, Buffer], prefer: Prefer | None
-) -> list[Buffer] | None:
+def _operands(item: Extern, buffers: Buffers, prefer: Prefer | None) -> list[Buffer] | None:
     """The operands of a product that is small enough or preferred as a loop, or None."""
     if item.op not in _PRODUCTS or item.results[0] is None:
         return None
@@ -111,12 +116,9 @@ def _operands(
     if not all(extent.is_const and extent.value > 1 for extent in extents):
         return None
     size, beside = product(extents).value, right.strides[-1] is ONE
-    wanted = item.op not in _PREFERRED and size <= _MOST and (beside or _few_sums(*extents))
+    rows, length, columns = (extent.value for extent in extents[-3:])
+    few = rows * columns <= next(most for least, most in _SUMS if length >= least)
+    wanted = item.op not in _PREFERRED and size <= _MOST and (beside or few)
     if not wanted and prefer is not None and size <= _MOST_MEASURED:
         wanted = prefer(item, buffers)
     return used[:-1] if wanted else None
-
-
-def _few_sums(rows: IndexExpr, length: IndexExpr, columns: IndexExpr) -> bool:
-    most = next(most for least, most in _SUMS if length.value >= least)
-    return rows.value * columns.value <= most

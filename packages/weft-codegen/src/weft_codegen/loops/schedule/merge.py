@@ -45,16 +45,12 @@ def _merge(axes: Sequence[Axis], wheres: Sequence[IndexExpr]) -> list[list[Axis]
     """`axes` grouped into runs that merge."""
     runs: list[list[Axis]] = []
     for loop in axes:
-        if runs and all(_walks_through(where, runs[-1][-1], loop) for where in wheres):
+        strides = [[coefficient(w, x) for x in (runs[-1][-1], loop)] for w in wheres if runs]
+        if runs and all(b is not None and a is b * loop.extent for a, b in strides):
             runs[-1].append(loop)
         else:
             runs.append([loop])
     return runs
-
-
-def _walks_through(where: IndexExpr, outer: Axis, inner: Axis) -> bool:
-    a, b = coefficient(where, outer), coefficient(where, inner)
-    return a is not None and b is not None and a is b * inner.extent
 
 
 def _name(runs: list[list[Axis]], mapped: dict[Axis, IndexExpr]) -> list[Axis]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft_codegen.loops.expr import cost, walk
-from weft_codegen.loops.program import Buffer, BufferRef, Extern, Program, step_reads
+from weft_codegen.loops.program import Buffer, BufferRef, Buffers, Extern, Program, step_reads
 from weft_codegen.loops.schedule.fuse import Unit
 from weft_codegen.loops.schedule.group import Group, Member, join
 
@@ -70,7 +70,7 @@ def storage_bytes(buffer: Buffer) -> int:
 
 
 def _joined(
-    member: Member, unit: Unit, readers: dict[str, set[int]], buffers: dict[str, Buffer]
+    member: Member, unit: Unit, readers: dict[str, set[int]], buffers: Buffers
 ) -> Group | None:
     """`unit` with a pointwise `member` in it, if it then hardly does or reads more than now."""
     name = member.node.result

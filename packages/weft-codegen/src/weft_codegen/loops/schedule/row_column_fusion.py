@@ -20,7 +20,7 @@ from weft_codegen.loops.expr import Expr, load
 from weft_codegen.loops.index import IndexExpr, as_axis, const, product
 from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.program import CPU, Alias, Buffer, Extern, Program, step_writes
+from weft_codegen.loops.program import CPU, Alias, Buffer, Buffers, Extern, Program, step_writes
 from weft_codegen.loops.schedule.align import linear, new_axis, row_major
 from weft_codegen.loops.schedule.fuse import Unit
 from weft_codegen.loops.schedule.group import Group, Member, join, rewritten
@@ -35,9 +35,7 @@ _TILE = 8
 _MOST = 1 << 14
 
 
-def fuse_rows_and_columns(
-    units: list[Unit], lowered: Program, buffers: dict[str, Buffer]
-) -> list[Unit]:
+def fuse_rows_and_columns(units: list[Unit], lowered: Program, buffers: Buffers) -> list[Unit]:
     """`units` with column reductions in the kernels that reduce rows of what they read.
 
     `buffers` gets those of the blocks' results.
@@ -62,7 +60,7 @@ def fuse_rows_and_columns(
     return units
 
 
-def _is_large(group: Group, buffers: dict[str, Buffer]) -> bool:
+def _is_large(group: Group, buffers: Buffers) -> bool:
     """Whether a group on the CPU reduces what does not fit into a cache, over constant extents."""
     nodes = [member.node for member in group.members]
     return (
@@ -74,7 +72,7 @@ def _is_large(group: Group, buffers: dict[str, Buffer]) -> bool:
     )
 
 
-def _reads_same(rows: Group, columns: Group, buffers: dict[str, Buffer]) -> bool:
+def _reads_same(rows: Group, columns: Group, buffers: Buffers) -> bool:
     """Whether `columns` reads enough of what `rows` reads or makes, and makes little."""
     both = loaded_buffers(columns) & (loaded_buffers(rows) | rows.results.keys())
     width = product(loop.extent for loop in columns.kept)
@@ -113,7 +111,7 @@ def _touched(unit: Unit) -> tuple[set[str], set[str]]:
 
 
 def _shared(
-    rows: Group, columns: Group, buffers: dict[str, Buffer], mutated: frozenset[str]
+    rows: Group, columns: Group, buffers: Buffers, mutated: frozenset[str]
 ) -> tuple[Group, Group] | None:
     """The joined group and the one that adds up its blocks, if that is possible."""
     sums = _sums(columns)
@@ -159,7 +157,7 @@ def _blocks(rows: int) -> int | None:
 
 
 def _in_blocks(
-    joined: Group, blocks: int, columns: Group, sums: list[Member], buffers: dict[str, Buffer]
+    joined: Group, blocks: int, columns: Group, sums: list[Member], buffers: Buffers
 ) -> Group:
     """`joined` over blocks, tiles and rows, its sums of columns one for each block."""
     (row,) = joined.kept
@@ -175,15 +173,10 @@ def _in_blocks(
         if node.result in ops:
             name = _partial_name(node.result)
             buffers[name] = Buffer(name, node.values[0].dtype, shape, contiguous_strides(shape))
-            members[k] = _with(
-                members[k],
-                result=name,
-                op=ops[node.result],
-                axes=tuple(loop for loop in node.axes if loop not in loops[1:]),
-                reduced=loops[1:],
-                along=(),
-                index=block * shape[1] + node.index,
-            )
+            place = block * shape[1] + node.index
+            axes, op = tuple(x for x in node.axes if x not in loops[1:]), ops[node.result]
+            changes = {"axes": axes, "reduced": loops[1:], "along": (), "index": place}
+            members[k] = _with(members[k], result=name, op=op, **changes)
     return Group(tuple(members), (*loops, *joined.axes[1:]), joined.reduced)
 
 

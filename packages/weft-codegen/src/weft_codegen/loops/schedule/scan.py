@@ -13,7 +13,7 @@ import torch
 
 from weft_codegen.loops.expr import Apply, Expr, Local, Read, read, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, axis, const
-from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, stmt_exprs
+from weft_codegen.loops.program import Body, Loop, Reduce, Set, Stmt, stmt_exprs
 from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import replacing
 from weft_codegen.loops.schedule.split import rewritten
@@ -28,7 +28,7 @@ def split_scan(
     loop: Axis,
     new_local: Callable[[torch.dtype, IndexExpr], Local],
     notes: tuple[str, ...],
-) -> tuple[Stmt, ...]:
+) -> Body:
     """`statements` in loops over `loop`: one, unless there are scans and something to vectorise."""
     exprs = [expr for stmt in statements for expr in stmt_exprs(stmt)]
     reads = {node.local for node in walk(*exprs) if isinstance(node, Read)}

@@ -8,13 +8,13 @@ and the work for the other pieces disappear.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Apply, index_of, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, axis, nonnegative, upper
-from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
+from weft_codegen.loops.program import Body, Loop, Reduce, Set, Stmt, statements, stmt_exprs
 from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import replacing
 from weft_codegen.loops.steps import coefficient
@@ -23,15 +23,14 @@ from weft_codegen.loops.steps import coefficient
 _MOST_CUTS = 8
 
 
-def split_loops(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+def split_loops(body: Body) -> Body:
     """`body` with each loop cut at the constants its comparisons name."""
     result: list[Stmt] = []
     for stmt in body:
-        if not isinstance(stmt, Loop):
-            result.append(stmt)
-            continue
-        cuts = _cuts(stmt)
-        for part in _segments(stmt, cuts) if cuts else [stmt]:
+        parts: Iterable[Stmt] = [stmt]
+        if isinstance(stmt, Loop) and (cuts := _cuts(stmt)):
+            parts = _segments(stmt, cuts)
+        for part in parts:
             if isinstance(part, Loop):
                 part = replace(part, body=split_loops(part.body))
             result.append(part)

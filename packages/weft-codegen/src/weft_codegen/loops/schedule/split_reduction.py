@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import torch
 
-from weft_codegen.loops.expr import Apply, Expr, load, where
-from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, const, product
+from weft_codegen.loops.expr import Apply, load, where
+from weft_codegen.loops.index import ZERO, Axis, as_axis, const, product
 from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
 from weft_codegen.loops.lower.masking import masked, within
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
+from weft_codegen.loops.program import CPU, Buffer, Buffers, Compute, Program, Step, expanded
 from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule import row_column_fusion
 from weft_codegen.loops.schedule.align import new_axis, replacing, row_major
@@ -37,12 +37,10 @@ _GPU_PROGRAMS = 2048
 
 def split_reductions(lowered: Program) -> Program:
     """`lowered` with each large reduction that leaves few elements cut in two."""
-    buffers = dict(lowered.buffers)
-    steps = tuple(part for item in lowered.steps for part in _split_one(item, buffers))
-    return replace(lowered, steps=steps, buffers=buffers)
+    return expanded(lowered, _split_one)
 
 
-def _split_one(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
+def _split_one(item: Step, buffers: Buffers) -> Iterator[Step]:
     cut = _cut(item, buffers) if isinstance(item, Compute) and item.op is not None else None
     if cut is None:
         yield item
@@ -56,36 +54,25 @@ def _split_one(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
     rewrite = Rewriter(at=replacing({loop: place}))
     values = tuple(rewrite(value) for value in item.values)
     if loop.extent.value % blocks:
-        values = (_within(values[0], place, loop, item.op),)
+        # Past the end of `loop` is what changes nothing.
+        inside, nothing = within(place, ZERO, loop.extent), identity(str(item.op), values[0].dtype)
+        values = (where(inside, masked(values[0], inside), nothing),)
     name = f"{item.result}_parts"
     dtype = item.values[0].dtype
     axes = (as_axis(outer), *item.axes)
     shape = tuple(kept.extent for kept in axes)
     device = buffers[item.result].device
     buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape), device)
-    yield replace(
-        item,
-        result=name,
-        axes=axes,
-        reduced=tuple(
-            as_axis(inner) if other is loop else other
-            for other in item.reduced
-            if other is not loop or loop.extent.value > blocks  # else nothing is left of it
-        ),
-        values=values,
-        index=row_major(axes),
-    )
+    # With as many blocks as iterations nothing is left of the axis.
+    left = [as_axis(inner)] if loop.extent.value > blocks else []
+    reduced = [part for other in item.reduced for part in (left if other is loop else [other])]
+    index = row_major(axes)
+    yield replace(item, result=name, axes=axes, reduced=tuple(reduced), values=values, index=index)
     value = load(name, row_major((as_axis(last), *item.axes)), dtype)
     yield replace(item, reduced=(as_axis(last),), values=(value,))
 
 
-def _within(value: Expr, place: IndexExpr, loop: Axis, op: str | None) -> Expr:
-    """`value` where `place` is on `loop`, and past its end what changes nothing."""
-    inside = within(place, ZERO, loop.extent)
-    return where(inside, masked(value, inside), identity(str(op), value.dtype))
-
-
-def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
+def _cut(item: Compute, buffers: Buffers) -> tuple[Axis, int] | None:
     """The axis to cut, the one with the longest steps that divides evenly, and in how many."""
     assert item.op is not None
     kept = product(loop.extent for loop in item.axes)

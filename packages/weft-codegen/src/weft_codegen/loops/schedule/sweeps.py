@@ -54,9 +54,8 @@ def plan_sweeps(
         if member in columns:
             continue
         name = member.node.result
-        start = 0
-        for source in _sources(member, makers):
-            start = max(start, ready.get(source, sweep.get(source, 0)))
+        sources = _sources(member, makers)
+        start = max((ready.get(source, sweep.get(source, 0)) for source in sources), default=0)
         if member.node.op is not None:
             sweep[name], ready[name] = start, start + 1
         elif member.axes == every:

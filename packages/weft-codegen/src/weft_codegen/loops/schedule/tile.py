@@ -16,7 +16,7 @@ import torch
 
 from weft_codegen.loops.expr import Expr, Load, Local, read, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis
-from weft_codegen.loops.program import Loop, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.program import Body, Loop, Set, Stmt, Store, stmt_exprs
 from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import row_major
 from weft_codegen.loops.schedule.group import Group, rewritten
@@ -104,9 +104,9 @@ def substituted(group: Group, blocks: dict[Axis, Blocked], axes: tuple[Axis, ...
 
 def inside_tile(
     statements: list[Stmt], outer: Blocked, inner: Blocked, notes: tuple[str, ...] = ()
-) -> tuple[Stmt, ...]:
+) -> Body:
     """`statements` in the two loops within a tile, `notes` on the outer one."""
-    body: tuple[Stmt, ...] = (Loop(inner.inner, tuple(statements), "serial", inner.limit),)
+    body: Body = (Loop(inner.inner, tuple(statements), "serial", inner.limit),)
     return (Loop(outer.inner, body, "serial", outer.limit, notes),)
 
 
@@ -115,7 +115,7 @@ def transpose_reads(
     row: Blocked,
     column: Blocked,
     new_local: Callable[[torch.dtype, IndexExpr], Local],
-) -> tuple[tuple[Stmt, ...], list[Stmt]]:
+) -> tuple[Body, list[Stmt]]:
     """(loops that bring transposed reads into locals, `statements` reading those instead).
 
     Only stores are rewritten, and no load of a buffer that they write.
