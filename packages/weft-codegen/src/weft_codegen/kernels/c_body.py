@@ -26,7 +26,6 @@ from weft_codegen.config import settings
 from weft_codegen.kernels.c_expr import CExprWriter
 from weft_codegen.kernels.c_text import CText, for_head
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
-from weft_codegen.kernels.exprs import changed, reads_of
 from weft_codegen.kernels.half_conversion import HalfConversions, find_half_conversions
 from weft_codegen.kernels.prefetch import Prefetches, find_prefetches
 from weft_codegen.kernels.simd import (
@@ -42,7 +41,18 @@ from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Apply, Cast, Local, index_of
 from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms
 from weft_codegen.loops.ops import OPS, REDUCTIONS
-from weft_codegen.loops.program import Body, Loop, Reduce, Set, Stmt, Store, statements, stmt_exprs
+from weft_codegen.loops.program import (
+    Body,
+    Loop,
+    Reduce,
+    Set,
+    Stmt,
+    Store,
+    locals_changed,
+    locals_read,
+    statements,
+    stmt_exprs,
+)
 
 Registers = dict[Reduce, str]  # the C variable of each reduction's result so far
 Range = tuple[str, str]  # the first iteration of a loop, and past the last one
@@ -101,7 +111,7 @@ class BodyWriter:
 
     def _loop(self, loop: Loop) -> None:
         end = self._end(loop)
-        self._exprs.forget(changed(loop.body))
+        self._exprs.forget(locals_changed(loop.body))
         tile = None if settings.check_bounds else match_transpose_tile(loop)
         if tile is not None:
             self._transpose_tile(tile)
@@ -421,7 +431,11 @@ class BodyWriter:
 def _uses(body: Body) -> Counter[Local]:
     """How many statements in `body` read or change each local."""
     simple = (stmt for stmt in statements(body) if not isinstance(stmt, Loop))
-    return Counter(local for stmt in simple for local in reads_of([stmt]) | changed((stmt,)))
+    return Counter(
+        local
+        for stmt in simple
+        for local in locals_read(*stmt_exprs(stmt)) | locals_changed((stmt,))
+    )
 
 
 def _added_to_often(body: Body) -> frozenset[Local]:

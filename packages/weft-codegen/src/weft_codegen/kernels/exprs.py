@@ -16,7 +16,14 @@ import torch
 from weft_codegen.kernels.c_types import HALVES
 from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Local, Read, walk
 from weft_codegen.loops.index import Atom, ComputedIndex, Pair, nonnegative
-from weft_codegen.loops.program import Body, Loop, Reduce, Set, Stmt, statements, stmt_exprs
+from weft_codegen.loops.program import (
+    Body,
+    Stmt,
+    locals_changed,
+    locals_read,
+    statements,
+    stmt_exprs,
+)
 
 
 class ExprWriter:
@@ -49,7 +56,7 @@ class ExprWriter:
     def scope(self, body: Iterable[Stmt] = ()) -> Iterator[None]:
         """What is named while `body` is written goes out of scope with it."""
         names, uses = dict(self._names), self._uses
-        roots = [expr for stmt in body for expr in stmt_exprs(stmt)]
+        roots = stmt_exprs(*body)
         self._uses = Counter(roots)
         for node in reversed(list(walk(*roots))):
             # A value that is rounded to 16 bits gets the name, for all who use either.
@@ -121,27 +128,6 @@ def _operand(text: str) -> str:
     return text if text.replace("_", "").isalnum() else f"({text})"
 
 
-def locals_read(*roots: Expr) -> frozenset[Local]:
-    """The locals that expressions read."""
-    return frozenset(node.local for node in walk(*roots) if isinstance(node, Read))
-
-
-def reads_of(body: Iterable[Stmt]) -> frozenset[Local]:
-    """The locals that statements themselves read."""
-    return locals_read(*(expr for stmt in body for expr in stmt_exprs(stmt)))
-
-
-def changed(body: Body) -> frozenset[Local]:
-    """The locals that `body` changes."""
-    found: set[Local] = set()
-    for stmt in statements(body):
-        if isinstance(stmt, Set):
-            found.add(stmt.local)
-        elif isinstance(stmt, Reduce):
-            found.update(stmt.targets)
-    return frozenset(found)
-
-
 def locals_of(body: Body) -> frozenset[Local]:
     """The locals that `body` reads or changes."""
-    return reads_of(stmt for stmt in statements(body) if not isinstance(stmt, Loop)) | changed(body)
+    return locals_read(*stmt_exprs(*statements(body))) | locals_changed(body)

@@ -51,7 +51,7 @@ def find_prefetches(body: Body, around: Axis | None) -> Prefetches:
     for path in _innermost(body, ()):
         inside: dict[Atom, IndexExpr] = {item.axis: ZERO for item in path}
         loop = path[-1]
-        exprs = [expr for stmt in loop.body for expr in stmt_exprs(stmt)]
+        exprs = stmt_exprs(*loop.body)
         if len(path) > 1:
             exprs += [part for tile in tiles for part in _next_tile(tile, path[-2], loop)]
         for node in walk(*exprs):

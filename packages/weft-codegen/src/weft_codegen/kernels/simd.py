@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_codegen.kernels.exprs import reads_of
 from weft_codegen.loops.expr import Apply, Load, Local, index_value, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, ComputedIndex, IndexExpr, atoms
-from weft_codegen.loops.program import Body, Loop, Reduce, Set, Store, stmt_exprs
+from weft_codegen.loops.program import Body, Loop, Reduce, Set, Store, locals_read, stmt_exprs
 from weft_codegen.loops.steps import are_distinct, coefficient
 
 # Elements of a block whose rows are unrolled.
@@ -70,7 +69,7 @@ def analyse(loop: Loop, elsewhere: frozenset[Local]) -> SimdLoop | None:
                 return None
             carried.append(stmt)
         if isinstance(stmt, Set) and not depends_on(stmt.index, loop.axis):
-            read = reads_of(loop.body[: position + 1])
+            read = locals_read(*stmt_exprs(*loop.body[: position + 1]))
             if stmt.local in elsewhere or stmt.local in read:
                 return None
             private[stmt.local] = None
@@ -84,8 +83,7 @@ def mixes_masked(loop: Loop) -> bool:
 
     gcc 12 takes such elements for neighbours in memory, in whatever order they are read.
     """
-    exprs = [expr for stmt in loop.body if not isinstance(stmt, Loop) for expr in stmt_exprs(stmt)]
-    loads = {x for x in walk(*exprs) if isinstance(x, Load) and x.mask is not None}
+    loads = {x for x in walk(*stmt_exprs(*loop.body)) if isinstance(x, Load) and x.mask is not None}
     places = {(load.buffer, load.index) for load in loads}
     steps = [(buffer, coefficient(where, loop.axis)) for buffer, where in places]
     skipping = [buffer for buffer, step in steps if step and step.is_const and abs(step.value) > 1]
@@ -96,7 +94,9 @@ def _carried_independently(body: Body, carried: list[Reduce]) -> bool:
     """Whether accumulators are only accumulated into: once each, and not read meanwhile."""
     targets = [local for stmt in carried for local in stmt.targets]
     written = {stmt.local for stmt in body if isinstance(stmt, Set)}
-    return len(set(targets)) == len(targets) and not set(targets) & (reads_of(body) | written)
+    return len(set(targets)) == len(targets) and not set(targets) & (
+        locals_read(*stmt_exprs(*body)) | written
+    )
 
 
 def collides(store: Store, parallel: tuple[Axis, ...]) -> bool:
@@ -123,7 +123,7 @@ def adds_rows(loop: Loop) -> bool:
     inner = loop.body[0]
     if len(loop.body) > 1 or not isinstance(inner, Loop) or loop.limit is not None:
         return False
-    nodes = list(walk(*(e for stmt in inner.body for e in stmt_exprs(stmt))))
+    nodes = list(walk(*stmt_exprs(*inner.body)))
     loads = [x.index for x in nodes if isinstance(x, Load) and depends_on(x.index, inner.axis)]
     if not all(walks(where, inner.axis) for where in loads):
         return False  # gcc 12 needs minutes for such rows

@@ -15,7 +15,7 @@ from torch import fx
 
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.evaluate import evaluate
-from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Load, Local, Read, walk
+from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Load, Local, Read
 from weft_codegen.loops.index import Atom, Axis, ComputedIndex, IndexExpr
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 
@@ -269,8 +269,7 @@ class KernelRun:
 
 def _runs_on(body: ir.Body) -> bool:
     """Whether a body reads what it reduces (a scan): its iterations come one after another."""
-    exprs = (expr for stmt in body for expr in ir.stmt_exprs(stmt))
-    reads = {node.local for node in walk(*exprs) if isinstance(node, Read)}
+    reads = ir.locals_read(*ir.stmt_exprs(*body))
     return any(isinstance(stmt, ir.Reduce) and reads & {*stmt.targets} for stmt in body)
 
 

@@ -33,7 +33,7 @@ def body_text(body: ir.Body, indent: str = "    ") -> str:
 
 def _body(body: ir.Body, indent: str, numbers: Iterator[int]) -> Iterator[str]:
     """The lines of one body; a value used twice is printed once, as `vN = ...`."""
-    roots = [expr for stmt in body for expr in ir.stmt_exprs(stmt)]
+    roots = ir.stmt_exprs(*body)
     uses = Counter([*roots, *(child for node in walk(*roots) for child in node.children)])
     names: dict[Expr, str] = {}
     for stmt in body:

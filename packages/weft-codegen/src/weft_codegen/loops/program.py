@@ -60,7 +60,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft_codegen.loops.expr import Expr, Load, Local, computed_operands, walk
+from weft_codegen.loops.expr import Expr, Load, Local, Read, computed_operands, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, single
 
 CPU = torch.device("cpu")
@@ -188,12 +188,10 @@ class Kernel:
     @functools.cached_property
     def loads(self) -> frozenset[str]:
         """The parameters it loads from (or adds to)."""
-        found: set[str] = set()
-        for stmt in statements(self.body):
-            found.update(n.buffer for n in walk(*stmt_exprs(stmt)) if isinstance(n, Load))
-            if isinstance(stmt, Store) and stmt.mode != "set":
-                found.add(stmt.buffer)
-        return frozenset(found)
+        every = list(statements(self.body))
+        adds = {stmt.buffer for stmt in every if isinstance(stmt, Store) and stmt.mode != "set"}
+        nodes = walk(*stmt_exprs(*every))
+        return frozenset(node.buffer for node in nodes if isinstance(node, Load)) | adds
 
 
 @dataclass(frozen=True)
@@ -373,13 +371,27 @@ def perfect_nest(body: Body, *, parallel: bool) -> tuple[list[Axis], Body]:
     return axes, body
 
 
-def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:
-    """The expressions a statement evaluates (none for a Loop)."""
-    if isinstance(stmt, Reduce):
-        return stmt.values
-    if isinstance(stmt, Store):
-        return (stmt.value, *computed_operands(stmt.index))
-    return () if isinstance(stmt, Loop) else (stmt.value,)
+def stmt_exprs(*stmts: Stmt) -> list[Expr]:
+    """The expressions that statements evaluate (a Loop none)."""
+    found: list[Expr] = []
+    for stmt in stmts:
+        if isinstance(stmt, Store):
+            found += (stmt.value, *computed_operands(stmt.index))
+        elif not isinstance(stmt, Loop):
+            found += stmt.values if isinstance(stmt, Reduce) else (stmt.value,)
+    return found
+
+
+def locals_read(*exprs: Expr) -> frozenset[Local]:
+    """The locals that expressions read."""
+    return frozenset(node.local for node in walk(*exprs) if isinstance(node, Read))
+
+
+def locals_changed(body: Body) -> frozenset[Local]:
+    """The locals that `body` changes."""
+    sets = (stmt.local for stmt in statements(body) if isinstance(stmt, Set))
+    reduced = (x for stmt in statements(body) if isinstance(stmt, Reduce) for x in stmt.targets)
+    return frozenset((*sets, *reduced))
 
 
 def leaves(step: Extern) -> list[Any]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from weft_codegen.kernels.exprs import changed, locals_of, reads_of
+from weft_codegen.kernels.exprs import locals_of
 from weft_codegen.kernels.triton.triton_expr import (
     Lanes,
     NoTritonForm,
@@ -180,7 +180,7 @@ class _Function(ValueWriter):
                 if not isinstance(statement, ir.Loop):
                     self.statement(statement, {})
                     continue
-                self.forget(changed(statement.body))
+                self.forget(ir.locals_changed(statement.body))
                 sums = [] if self.sums else self._start_sums(_leaf(statement))
                 (self._spread if statement.is_innermost else self._for)(statement)
                 for s in sums:
@@ -246,7 +246,7 @@ class _Function(ValueWriter):
                     f"row {local.name} of kernel {self.kernel.name}: its loop over "
                     f"{loop.axis.extent} elements does not fit one block of {LARGEST_BLOCK}"
                 )
-        for local in reads_of(loop.body) & accumulated:
+        for local in ir.locals_read(*ir.stmt_exprs(*loop.body)) & accumulated:
             raise NoTritonForm(
                 f"{local.name} of kernel {self.kernel.name} is read while it is reduced"
             )

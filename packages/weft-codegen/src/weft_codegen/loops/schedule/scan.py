@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
-from weft_codegen.loops.expr import Apply, Expr, Local, Read, read, walk
-from weft_codegen.loops.index import ZERO, Axis, IndexExpr, axis, const
-from weft_codegen.loops.program import Body, Loop, Reduce, Set, Stmt, stmt_exprs
+from weft_codegen.loops.expr import Apply, Expr, Local, read, walk
+from weft_codegen.loops.index import ZERO, Axis, axis, const
+from weft_codegen.loops.program import Body, Loop, Reduce, Set, Stmt, locals_read, stmt_exprs
 from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import replacing
 from weft_codegen.loops.schedule.split import rewritten
@@ -24,14 +22,11 @@ _BLOCK = 256
 
 
 def split_scan(
-    statements: list[Stmt],
-    loop: Axis,
-    new_local: Callable[[torch.dtype, IndexExpr], Local],
-    notes: tuple[str, ...],
+    statements: list[Stmt], loop: Axis, new_local: Callable[..., Local], notes: tuple[str, ...]
 ) -> Body:
     """`statements` in loops over `loop`: one, unless there are scans and something to vectorise."""
-    exprs = [expr for stmt in statements for expr in stmt_exprs(stmt)]
-    reads = {node.local for node in walk(*exprs) if isinstance(node, Read)}
+    exprs = stmt_exprs(*statements)
+    reads = locals_read(*exprs)
     scans = [stmt for stmt in statements if isinstance(stmt, Reduce) and stmt.targets[0] in reads]
     if not scans or not any(isinstance(node, Apply) for node in walk(*exprs)):
         return (Loop(loop, tuple(statements), notes=notes),)

@@ -42,8 +42,7 @@ def _cuts(loop: Loop) -> list[int]:
     if loop.limit is not None or not loop.axis.extent.is_const:
         return []
     found: set[int] = set()
-    exprs = tuple(e for stmt in statements(loop.body) for e in stmt_exprs(stmt))
-    for node in walk(*exprs):
+    for node in walk(*stmt_exprs(*statements(loop.body))):
         if isinstance(node, Apply) and node.name in ("lt", "ge", "eq"):
             difference = _difference(node)
             found.update(_cut(difference, loop.axis))

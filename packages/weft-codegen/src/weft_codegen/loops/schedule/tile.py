@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from weft_codegen.loops.expr import Expr, Load, Local, read, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis
 from weft_codegen.loops.program import Body, Loop, Set, Stmt, Store, stmt_exprs
@@ -111,23 +109,15 @@ def inside_tile(
 
 
 def transpose_reads(
-    statements: list[Stmt],
-    row: Blocked,
-    column: Blocked,
-    new_local: Callable[[torch.dtype, IndexExpr], Local],
+    statements: list[Stmt], row: Blocked, column: Blocked, new_local: Callable[..., Local]
 ) -> tuple[Body, list[Stmt]]:
     """(loops that bring transposed reads into locals, `statements` reading those instead).
 
     Only stores are rewritten, and no load of a buffer that they write.
     """
     written = {stmt.buffer for stmt in statements if isinstance(stmt, Store)}
-    loads = [
-        node
-        for node in walk(*(expr for stmt in statements for expr in stmt_exprs(stmt)))
-        if isinstance(node, Load)
-        and node.buffer not in written
-        and _is_transposed(node, row, column)
-    ]
+    loads = [node for node in walk(*stmt_exprs(*statements)) if isinstance(node, Load)]
+    loads = [n for n in loads if n.buffer not in written and _is_transposed(n, row, column)]
     if not all(isinstance(stmt, Store) for stmt in statements):
         return (), statements
     place = row_major((row.inner, column.inner))
