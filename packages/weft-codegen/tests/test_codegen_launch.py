@@ -66,7 +66,7 @@ def kernel_of(program: Program, name: str) -> Any:
         for item, value in zip(buffers, values, strict=False):
             memory = (ctypes.c_char * item.bytes.value).from_address(value.contents.value)
             tensors.append(torch.frombuffer(memory, dtype=item.dtype))
-        interpret._run_kernel(program.kernels[name], tensors, {})
+        interpret.run_kernel(program.kernels[name], tensors, {})
 
     return run
 

@@ -389,3 +389,30 @@ def test_columns_beside_rows_that_are_only_summed(monkeypatch):
 def test_rows_that_need_the_columns_stay_apart(monkeypatch):
     monkeypatch.setattr(row_column_fusion, "LARGE", 0)
     check(lambda x: ((x - x.mean(0)).softmax(1), x.sum(1)), torch.randn(128, 64))
+
+
+def test_equal_groups_are_assembled_once(monkeypatch):
+    import weft_codegen.loops.schedule as schedule
+
+    seen = []
+    assemble = schedule.assemble
+    monkeypatch.setattr(
+        schedule, "assemble", lambda *args: (seen.append(args[0]), assemble(*args))[1]
+    )
+
+    def layers(x, w, *more):
+        for _ in range(5):
+            x = torch.softmax((x @ w).relu() + x, 1)
+        return x, *(torch.softmax((y @ w).relu() - y, 1) for y in more)
+
+    program = check(layers, torch.randn(80, 96), torch.randn(96, 96), torch.randn(80, 96))
+    assert launches(program) == 6 and len(program.kernels) == len(seen) == 2
+
+
+def test_groups_that_store_other_results_are_not_equal():
+    def both(x, w):
+        first, second = (x @ w).sin() * 2, (x @ w.t()).sin() * 2
+        return first.exp(), second, second.exp()
+
+    program = check(both, torch.randn(80, 96), torch.randn(96, 96))
+    assert len(program.kernels) == 2

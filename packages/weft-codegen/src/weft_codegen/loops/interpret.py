@@ -112,9 +112,14 @@ class _Run:
             if name not in self._memory:
                 self._memory[name] = self._allocate(name)
         sizes = {n: self._int(v) for n, v in zip(kernel.sizes, step.sizes, strict=True)}
-        pairs = zip(kernel.params, step.buffers, strict=True)
-        memory = {param.name: _flat(self._memory[name]) for param, name in pairs}
-        KernelRun(kernel, memory, sizes).body(kernel.body)
+        run_kernel(kernel, [self._memory[name] for name in step.buffers], sizes)
+
+
+def run_kernel(kernel: ir.Kernel, buffers: Sequence[torch.Tensor], sizes: Sizes) -> None:
+    """Run a kernel on tensors, which it writes in place."""
+    pairs = zip(kernel.params, buffers, strict=True)
+    memory = {param.name: _flat(tensor) for param, tensor in pairs}
+    KernelRun(kernel, memory, sizes).body(kernel.body)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
