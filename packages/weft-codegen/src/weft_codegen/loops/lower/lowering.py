@@ -151,13 +151,14 @@ class LoweringContext:
         for fake in outs:
             tensors.append(None)
             if isinstance(fake, torch.Tensor):
-                buffer = dense = self._new_buffer(fake)
+                buffer = self._new_buffer(fake)
+                tensors[-1] = self._in_memory(buffer)
                 if owning is not target:
                     # The copying twin of a view operator returns a contiguous tensor.
                     dense = replace(buffer, strides=contiguous_strides(buffer.shape))
                     self._buffers[buffer.name] = dense
-                # Views of it were traced with the strides of the view, which it does not have.
-                tensors[-1] = replace(self._in_memory(dense), strides=buffer.strides)
+                    # Views of it were traced with the strides of the view, which it does not have.
+                    tensors[-1] = replace(self._in_memory(dense), strides=buffer.strides)
         plain, keywords = fx.node.map_aggregate((tuple(args), kwargs), self._plain)
         written = tuple(one.buffer.name for one in fxnodes.written_by(owning, args))
         self._written += [name for name in written if name.startswith("in")]
