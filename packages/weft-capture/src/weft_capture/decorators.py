@@ -34,9 +34,7 @@ def is_compiling() -> bool:
 decline("graph-break", "", graph_break, torch_compiler_shim.GRAPH_BREAK)
 
 
-@rule(is_compiling, torch_compiler_shim.IS_COMPILING)
-def _is_compiling(tx: Tracer) -> Value:
-    return TRUE
+rule(is_compiling, torch_compiler_shim.IS_COMPILING)(lambda tx: TRUE)
 
 
 @rule(frame.run)

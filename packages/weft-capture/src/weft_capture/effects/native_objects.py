@@ -145,10 +145,6 @@ class NativeObject(MutableValue):
             return MethodOf(self, name)
         return self.log.run(tx, getattr, [self, constant(name)], {})
 
-    def nb_bool(self, tx: Tracer) -> bool:
-        sized = hasattr(self.cls, "__len__")
-        return not sized or self.call_method(tx, "__len__", [], {}).nb_bool(tx)
-
     def tp_iter(self, tx: Tracer) -> Value:
         if hasattr(self.cls, "__next__"):
             return self

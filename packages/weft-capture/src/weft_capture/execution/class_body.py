@@ -478,9 +478,7 @@ def _mro(tx: Tracer, cls: Value) -> Value:
     return ListValue(cls.tp_getattro(tx, "__mro__").unpack(tx))
 
 
-@rule(type.__prepare__)
-def _prepare(tx: Tracer, *args: Value, **keywords: Value) -> Value:
-    return DictValue()
+rule(type.__prepare__)(lambda tx, *args, **keywords: DictValue())
 
 
 @rule(type.__subclasses__)

@@ -303,7 +303,7 @@ class Tracer:
         self, function: FunctionValue, args: list[Value], kwargs: Kwargs, stepped: bool = False
     ) -> Value:
         """Inline a call of a Python function; `stepped` for the CALL of a stepped frame."""
-        handler = table.code_handler(function.code)
+        handler = table.find(function.code)
         result = handler and handler(self, function, args, kwargs)
         if result is not None:
             return result

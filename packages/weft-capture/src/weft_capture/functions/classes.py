@@ -471,11 +471,7 @@ def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     return plain_object(tx, cls.as_constant())
 
 
-@table.rule(weakref.proxy)
-def _proxy(tx: Tracer, *args: Value) -> Value:
-    return WeakProxy(make_ref(tx, *args))
-
-
+table.rule(weakref.proxy)(lambda tx, *args: WeakProxy(make_ref(tx, *args)))
 table.rule(weakref.ref)(make_ref)
 
 

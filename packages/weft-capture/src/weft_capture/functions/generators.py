@@ -44,6 +44,8 @@ class GeneratorValue(IteratorValue):
     For a polyfill `cls` is the class of the original and `made_by` the original callable.
     """
 
+    several = True
+
     frame: Frame | None
     function: FunctionValue
     args: list[Value]
@@ -60,11 +62,6 @@ class GeneratorValue(IteratorValue):
         self.module = self.function.globals.get("__name__")
         self.is_library_code = is_skipped_code(self.function.code, self.module)
         self.cls = _TYPES[self.type_name]
-
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if not hasattr(self.cls, name):
-            return self.getattr_fallback(tx, name)
-        return super().tp_getattro(tx, name)
 
     def snapshot(self) -> Callable[[], None]:
         frame, saved = self.frame, self.__dict__.copy()

@@ -50,7 +50,7 @@ class Row:
 ROWS: dict[object, Row] = {}
 """Callable, or code -> row; functions of modules that are imported late by name."""
 
-_PURE, _GRAPH = Row(Treatment.PURE), Row(Treatment.GRAPH)
+_PURE, GRAPH = Row(Treatment.PURE), Row(Treatment.GRAPH)
 
 _FAMILIES = (
     "functions.language.builtins",
@@ -124,19 +124,14 @@ def code_rule(*codes: types.CodeType) -> Callable[[H], H]:
     return add
 
 
-def pure(*callables: object) -> None:
-    """Run these while capturing when every argument is constant."""
-    ROWS.update(dict.fromkeys(callables, _PURE))
+def _add(row: Row, *callables: object) -> None:
+    ROWS.update(dict.fromkeys(callables, row))
 
 
-def pure_or_traced(*callables: object) -> None:
-    """Run these while capturing; trace them where an argument is not constant, or is called."""
-    ROWS.update(dict.fromkeys(callables, Row(Treatment.PURE_OR_TRACED)))
-
-
-def graph(*callables: object) -> None:
-    """Make these nodes of the graph, beyond those that `is_graph_function` recognises."""
-    ROWS.update(dict.fromkeys(callables, _GRAPH))
+pure = functools.partial(_add, _PURE)
+pure_or_traced = functools.partial(_add, Row(Treatment.PURE_OR_TRACED))
+graph = functools.partial(_add, GRAPH)
+"""Give callables such a row; graph nodes beyond those that `is_graph_function` recognises."""
 
 
 def decline(code: str, detail: str, *callables: object) -> None:
@@ -178,14 +173,8 @@ def find_row(obj: object) -> Row | None:
 
 
 def find(obj: object) -> Handler | None:
-    """Return the handler of a callable, or None."""
+    """Return the handler of a callable, or of functions of a code, or None."""
     row = find_row(obj)
-    return row.handler if row is not None else None
-
-
-def code_handler(code: types.CodeType) -> Handler | None:
-    """Return the handler of functions of a code, or None."""
-    row = ROWS.get(code)
     return row.handler if row is not None else None
 
 
@@ -204,11 +193,6 @@ def is_pure(obj: Any) -> bool:
     """Say whether a callable is run while capturing when its arguments are constant."""
     row = find_row(obj)
     return row is not None and row.treatment in (Treatment.PURE, Treatment.PURE_OR_TRACED)
-
-
-def is_graph_row(obj: Any) -> bool:
-    """Say whether a callable was registered as a node of the graph."""
-    return find_row(obj) is _GRAPH
 
 
 def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
@@ -230,7 +214,7 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
         result = _call_as_method(tx, obj, args, kwargs)
         if result is not None:
             return result
-        row = _GRAPH if is_graph_function(obj) else _PURE if _is_constants_method(obj) else None
+        row = GRAPH if is_graph_function(obj) else _PURE if _is_constants_method(obj) else None
     if row is None:
         raise Break("c-function", _name(obj))
     if row.handler is not None:

@@ -22,7 +22,7 @@ from weft_capture.functions.table import rule
 from weft_capture.libraries import jagged_attention
 from weft_capture.model.constant import FALSE, NONE, Constant
 from weft_capture.model.contexts import NullContext
-from weft_capture.model.protocol import Output, Tracer, Value, method
+from weft_capture.model.protocol import Output, Tracer, Value
 
 _AXES = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
 """Which of batch, head, query and key each of the four nested maps goes over."""
@@ -91,29 +91,26 @@ def tensors_as_indices() -> Any:
 
 
 class _TensorIndices(NullContext):
+    def enter(self, tx: Tracer) -> Value:
+        _add(tx, 1)
+        return NONE
+
+    def leave(self, tx: Tracer) -> Value:
+        _add(tx, -1)
+        return FALSE
+
     def reconstruct(self, out: Output) -> None:
         raise Break("cannot-rebuild", "a break between positions of flex_attention")
 
 
-@rule(tensors_as_indices, torch_compiler_shim.TENSOR_INDICES)
-def _make_indices(tx: Tracer) -> Value:
-    return _TensorIndices(tensors_as_indices)
+rule(tensors_as_indices, torch_compiler_shim.TENSOR_INDICES)(
+    lambda tx: _TensorIndices(tensors_as_indices)
+)
 
 
 def _add(tx: Tracer, change: int) -> None:
     tx.gathering += change
     tx.journal.on_rollback(lambda: setattr(tx, "gathering", tx.gathering - change))
-
-
-@method(_TensorIndices, "__enter__")
-def _enter(tx: Tracer, self: Value) -> None:
-    _add(tx, 1)
-
-
-@method(_TensorIndices, "__exit__")
-def _exit(tx: Tracer, self: Value, *error: Value) -> Value:
-    _add(tx, -1)
-    return FALSE
 
 
 _DENSE = torch.nn.functional.scaled_dot_product_attention

@@ -92,16 +92,6 @@ class ArrayValue(Value):
         scalar = issubclass(self.cls, np.generic)
         out.call(numpy_scalar if scalar else torch.Tensor.numpy, [self.tensor])
 
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if name == "shape":
-            return tx.tuple_of(self.tensor.tp_getattro(tx, "shape").unpack(tx))
-        if name in ("ndim", "nbytes", "itemsize"):
-            return self.tensor.tp_getattro(tx, name)
-        if name == "dtype":
-            return constant(_example(self).dtype)
-        row = {"size": (self.tensor, "numel"), "T": (self, "transpose")}.get(name)
-        return row[0].call_method(tx, row[1], [], {}) if row else super().tp_getattro(tx, name)
-
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
             return self.tensor.call_method(tx, name, [], {})
@@ -152,6 +142,17 @@ class ArrayValue(Value):
     def tp_iter(self, tx: Tracer) -> Value:
         count = self.tensor.call_method(tx, "__len__", [], {}).as_constant()
         return tx.iterator_over([self.mp_subscript(tx, constant(i)) for i in range(count)])
+
+
+ArrayValue.methods = {
+    "get:shape": lambda tx, self: tx.tuple_of(self.tensor.tp_getattro(tx, "shape").unpack(tx)),
+    "get:ndim": lambda tx, self: self.tensor.tp_getattro(tx, "ndim"),
+    "get:nbytes": lambda tx, self: self.tensor.tp_getattro(tx, "nbytes"),
+    "get:itemsize": lambda tx, self: self.tensor.tp_getattro(tx, "itemsize"),
+    "get:dtype": lambda tx, self: constant(_example(self).dtype),
+    "get:size": lambda tx, self: self.tensor.call_method(tx, "numel", [], {}),
+    "get:T": lambda tx, self: self.call_method(tx, "transpose", [], {}),
+}
 
 
 def shared(array: Any) -> torch.Tensor:

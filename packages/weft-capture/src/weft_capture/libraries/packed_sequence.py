@@ -106,9 +106,9 @@ def _pad(
     return tx.tuple_of([padded, _tensor(tx, batch_sizes_of(sizes))])
 
 
-@rule(rnn.invert_permutation)
-def _invert(tx: Tracer, permutation: Value) -> Value:
-    return NONE if permutation is NONE else tx.builtin(torch.argsort, permutation)
+rule(rnn.invert_permutation)(
+    lambda tx, permutation: NONE if permutation is NONE else tx.builtin(torch.argsort, permutation)
+)
 
 
 @rule_of_each(torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)

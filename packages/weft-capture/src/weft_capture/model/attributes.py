@@ -40,7 +40,7 @@ from weft_capture.library_traits import IMMUTABLE_PACKAGES, UNGUARDED_PACKAGES
 from weft_capture.model.constant import FRAME_CLASSES, NONE, constant
 from weft_capture.model.dicts import DictValue, LazyValue
 from weft_capture.model.functions import BoundMethod
-from weft_capture.model.protocol import InstanceValue, Kwargs, MethodOf, Raised, Tracer, Value
+from weft_capture.model.protocol import Call, InstanceValue, Kwargs, MethodOf, Raised, Tracer, Value
 from weft_capture.python_compat import type_name
 
 MroEntry = tuple[type, Any]
@@ -429,9 +429,7 @@ def _hooks_now(tx: Tracer, hooks: Any) -> Any:
     return tracked[0].entries if tracked and isinstance(tracked[0], DictValue) else hooks
 
 
-def module_call(
-    tx: Tracer, self: InstanceValue, args: list[Value], kwargs: Kwargs
-) -> tuple[Value, list[Value], Kwargs]:
+def module_call(tx: Tracer, self: InstanceValue, args: list[Value], kwargs: Kwargs) -> Call:
     """Return the callee of a module's call: `forward` when it has no hooks, which is guarded."""
     cls = self.cls
     entry, inner = lookup(cls, "__call__"), lookup(cls, "_call_impl")

@@ -74,9 +74,6 @@ class SequenceValue(Container):
 
     items: Any
 
-    def nb_bool(self, tx: Tracer) -> bool:
-        return bool(self.items)
-
     def unpack(self, tx: Tracer) -> list[Value]:
         return list(self.items)
 
@@ -373,9 +370,6 @@ class SetValue(MutableValue):
                 raise Break("container-mutation", detail, step)
             out.later(getattr(set, name), self, *args)
 
-    def nb_bool(self, tx: Tracer) -> bool:
-        return bool(self.entries)
-
     def unpack(self, tx: Tracer) -> list[Value]:
         if len(self.order) > 1 and not all(isinstance(key, int | float) for key in self.order):
             tx.process_bound = "the order of a set"
@@ -440,9 +434,6 @@ class RangeValue(Value):
 
     def as_constant(self) -> Any:
         return self.range
-
-    def nb_bool(self, tx: Tracer) -> bool:
-        return bool(self.range)
 
     def unpack(self, tx: Tracer) -> list[Value]:
         if self.range[config.settings.instruction_limit :]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,17 +19,78 @@ from weft_guards.sources import CallSource, InstanceAttrSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.model.constant import FALSE, NONE
-from weft_capture.model.protocol import MethodOf, MutableValue, Output, Tracer, Value, method
+from weft_capture.model.protocol import (
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+    method,
+)
 
 
 @dataclass(eq=False)
-class AutocastContext(MutableValue):
-    """torch.autocast; `token` is the graph node of the entered block.
+class ContextValue(MutableValue):
+    """A context manager of torch. As it is here, its block has no effect on captured code.
 
-    An input context manager is not entered itself; a break creates a new one.
+    `real` is not None inside the block, `token` is the graph node that entered it. An input context
+    manager is not entered itself; a break creates a new one.
     """
 
     changing = ("real", "source", "token")
+
+    cls: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    source: Source | None = None
+    real: Any = None
+    token: Any = None
+
+    def __post_init__(self) -> None:
+        self.origin = self.source
+
+    def python_type(self) -> type:
+        return self.cls if isinstance(self.cls, type) else object
+
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return decorate(tx, self, *args)
+
+    def enter(self, tx: Tracer) -> Value:
+        """Enter the block; returns the result of `__enter__`."""
+        return NONE
+
+    def leave(self, tx: Tracer) -> Value:
+        """Leave the block; returns the result of `__exit__`."""
+        return FALSE
+
+    def check_entered(self) -> None:
+        """Break at the end of a block whose beginning capture has not seen."""
+        if self.real is None:
+            raise Break("context-manager", "leaving a block that was entered before the capture")
+
+    def reconstruct(self, out: Output) -> None:
+        entered = self.real is not None
+        out.call(functools.partial(_make_context, self.cls, self.args, self.kwargs, entered), ())
+
+
+method(ContextValue, "__enter__")(lambda tx, self: self.enter(tx))
+method(ContextValue, "__exit__")(lambda tx, self, *error: self.leave(tx))
+method(ContextValue, "_recreate_cm", "clone")(
+    lambda tx, self: type(self)(self.cls, self.args, self.kwargs)
+)
+
+
+class NullContext(ContextValue):
+    """A context manager without effect on captured code, such as a profiler range."""
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(DecoratingNullContext, [])
+
+
+class AutocastContext(ContextValue):
+    """torch.autocast."""
+
     state: ClassVar[dict[str, str]] = {
         "device_type": "device",
         "dtype": "fast_dtype",
@@ -37,16 +98,7 @@ class AutocastContext(MutableValue):
         "cache_enabled": "_cache_enabled",
     }
     """The arguments to create an input object again, and the attributes that hold them."""
-
-    cls: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    source: Source | None = None
-    real: Any = None
-    token: Any = None
-
-    def __post_init__(self) -> None:
-        self.origin = self.source
+    tp_call = Value.tp_call
 
     @classmethod
     def of(cls, tx: Tracer, obj: Any, source: Source) -> Self:
@@ -58,11 +110,7 @@ class AutocastContext(MutableValue):
         context_class: Any = torch.autocast if cls is AutocastContext else torch.inference_mode
         return cls(context_class, (), options, source)
 
-    def python_type(self) -> type:
-        return self.cls if isinstance(self.cls, type) else object
-
-    def enter(self, tx: Tracer) -> None:
-        """Enter the block."""
+    def enter(self, tx: Tracer) -> Value:
         if self.real is not None:
             raise Break("context-manager", "a context manager that is entered twice")
         tx.journal.touch(self)
@@ -70,6 +118,16 @@ class AutocastContext(MutableValue):
         self.enter_real(tx)
         tx.journal.on_rollback(lambda: _leave(tx, self.real))
         self.token = self.enter_node(tx)
+        return self if type(self) is AutocastContext else NONE
+
+    def leave(self, tx: Tracer) -> Value:
+        self.check_entered()
+        _leave(tx, self.real)
+        tx.journal.on_rollback(lambda: self.enter_real(tx))
+        self.leave_node(tx)
+        tx.journal.touch(self)
+        self.real, self.source = None, self.origin
+        return FALSE if type(self) is AutocastContext else NONE
 
     def enter_real(self, tx: Tracer) -> None:
         """Set the mode by a new context manager, as not all can be entered twice."""
@@ -89,11 +147,6 @@ class AutocastContext(MutableValue):
         leave = torch.amp.autocast_mode._exit_autocast
         tx.graph.node("call_function", leave, (self.token,), {}, None)
 
-    def reconstruct(self, out: Output) -> None:
-        entered = self.real is not None
-        make = functools.partial(_make_context, self.cls, self.args, self.kwargs, entered)
-        out.call(make, ())
-
 
 class InferenceContext(AutocastContext):
     """torch.inference_mode: the whole graph runs in it, or none (`GraphBuilder.inference`)."""
@@ -105,7 +158,7 @@ class InferenceContext(AutocastContext):
 
     leave_node = enter_node
 
-    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return decorate_with_clones(tx, self, *args)
 
 
@@ -124,8 +177,7 @@ def decorate(tx: Tracer, context: Value, function: Value) -> Value:
 class AttentionContext(AutocastContext):
     """torch.nn.attention.sdpa_kernel, handled in the same way."""
 
-    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return decorate(tx, self, *args)
+    tp_call = ContextValue.tp_call
 
     def enter_node(self, tx: Tracer) -> Node:
         backends, set_priority = self.args
@@ -160,44 +212,28 @@ class DecoratingNullContext(contextlib.nullcontext[Any], contextlib.ContextDecor
     """A null context that can decorate a function."""
 
 
-@dataclass(eq=False)
-class NullContext(Value):
-    """A context manager without effect on captured code, such as a profiler range."""
-
-    cls: Any
-    result: Value = NONE
-
-    def python_type(self) -> type:
-        return self.cls if isinstance(self.cls, type) else object
-
-    def reconstruct(self, out: Output) -> None:
-        out.call(DecoratingNullContext, [self.result])
-
-    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return decorate(tx, self, *args)
-
-
-@dataclass(eq=False)
-class HooksDisabled(MutableValue):
+class HooksDisabled(ContextValue):
     """torch.autograd.graph.disable_saved_tensors_hooks, which has no effect inside a graph.
 
     Code for which it has an effect breaks the graph, and enters the block eagerly.
     """
 
-    changing = ("entered",)
-
-    args: tuple[Any, ...]
-    entered: bool = False
-
     def python_type(self) -> type:
         return contextlib._GeneratorContextManager
 
-    def reconstruct(self, out: Output) -> None:
-        make = torch.autograd.graph.disable_saved_tensors_hooks
-        out.call(functools.partial(_make_context, make, self.args, {}, self.entered), ())
+    def enter(self, tx: Tracer) -> Value:
+        tx.guard(CallSource(no_saved_tensors_hooks, ()), "CONST", tx.no_saved_tensors_hooks)
+        if not tx.no_saved_tensors_hooks or self.real:
+            raise Break("context-manager", "disabling saved-tensor hooks that are active")
+        tx.journal.touch(self)
+        self.real = True
+        return NONE
 
-    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return decorate(tx, self, *args)
+    def leave(self, tx: Tracer) -> Value:
+        self.check_entered()
+        tx.journal.touch(self)
+        self.real = None
+        return FALSE
 
 
 def no_saved_tensors_hooks() -> bool:
@@ -211,67 +247,3 @@ def _make_context(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], enter
     if entered:
         context.__enter__()
     return context
-
-
-@method(AutocastContext, "__enter__")
-def _enter(tx: Tracer, self: AutocastContext) -> Value:
-    self.enter(tx)
-    return self if type(self) is AutocastContext else NONE
-
-
-@method(AutocastContext, "__exit__")
-def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
-    real = self.real
-    if real is None:
-        raise Break("context-manager", "leaving a block that was entered before the capture")
-    _leave(tx, real)
-    tx.journal.on_rollback(lambda: self.enter_real(tx))
-    self.leave_node(tx)
-    tx.journal.touch(self)
-    self.real, self.source = None, self.origin
-    return FALSE if type(self) is AutocastContext else NONE
-
-
-@method(AttentionContext, "_recreate_cm")
-@method(InferenceContext, "clone")
-def _clone(tx: Tracer, self: AutocastContext) -> Value:
-    return type(self)(self.cls, self.args, self.kwargs)
-
-
-@method(HooksDisabled, "__enter__")
-def _disable_hooks(tx: Tracer, self: HooksDisabled) -> Value:
-    tx.guard(CallSource(no_saved_tensors_hooks, ()), "CONST", tx.no_saved_tensors_hooks)
-    if not tx.no_saved_tensors_hooks or self.entered:
-        raise Break("context-manager", "disabling saved-tensor hooks that are active")
-    tx.journal.touch(self)
-    self.entered = True
-    return NONE
-
-
-@method(HooksDisabled, "__exit__")
-def _enable_hooks(tx: Tracer, self: HooksDisabled, *error: Value) -> Value:
-    if not self.entered:
-        raise Break("context-manager", "leaving a block that was entered before the capture")
-    tx.journal.touch(self)
-    self.entered = False
-    return FALSE
-
-
-@method(HooksDisabled, "_recreate_cm")
-def _clone_disabled(tx: Tracer, self: HooksDisabled) -> Value:
-    return HooksDisabled(self.args)
-
-
-@method(NullContext, "_recreate_cm")
-def _clone_null(tx: Tracer, self: NullContext) -> Value:
-    return NullContext(self.cls, self.result)
-
-
-@method(NullContext, "__enter__")
-def _enter_null(tx: Tracer, self: NullContext) -> Value:
-    return self.result
-
-
-@method(NullContext, "__exit__")
-def _exit_null(tx: Tracer, self: NullContext, *error: Value) -> Value:
-    return FALSE

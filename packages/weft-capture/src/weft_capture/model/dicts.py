@@ -225,14 +225,10 @@ class DictValue(Container, MutableValue):
         """Return the keys in order."""
         return [key for key, _ in self.entries.values()]
 
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if name == "default_factory" and self.cls is defaultdict:
-            return tx.force(self.default_factory)
-        if name == "_metadata" and self.metadata is not None:
-            return tx.force(self.metadata)
-        if name == "_metadata" and self.cls is OrderedDict and self.source is not None:
-            tx.guard(self.source, "ATTR_ABSENT", name)
-        return super().tp_getattro(tx, name)
+    def _read_metadata(self, tx: Tracer) -> Value | None:
+        if self.metadata is None and self.cls is OrderedDict and self.source is not None:
+            tx.guard(self.source, "ATTR_ABSENT", "_metadata")
+        return self.metadata and tx.force(self.metadata)
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if name != "_metadata" or self.cls is not OrderedDict or self.source is not None:
@@ -308,6 +304,14 @@ class DictValue(Container, MutableValue):
         return fresh
 
 
+DictValue.methods = {
+    "get:_metadata": lambda tx, self: self._read_metadata(tx),
+    "get:default_factory": lambda tx, self: (
+        tx.force(self.default_factory) if self.cls is defaultdict else None
+    ),
+}
+
+
 class MappingProxy(DictValue):
     """A read-only live view of a dict."""
 
@@ -348,14 +352,6 @@ class DictView(Value):
         self.cls: type = type(getattr({}, view_name)())
         self.holder: Value = owner
 
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if name == "mapping" and self.holder is self.owner:
-            return MappingProxy(self.owner)
-        return super().tp_getattro(tx, name)
-
-    def nb_bool(self, tx: Tracer) -> bool:
-        return bool(self.owner.entries)
-
     def unpack(self, tx: Tracer) -> list[Value]:
         if self.view_name == "keys":
             return self.owner.unpack(tx)
@@ -368,3 +364,8 @@ class DictView(Value):
 
     def reconstruct(self, out: Output) -> None:
         out.call(getattr(self.owner.cls, self.view_name), [self.holder])
+
+
+DictView.methods = {
+    "get:mapping": lambda tx, self: MappingProxy(self.owner) if self.holder is self.owner else None
+}

@@ -345,9 +345,7 @@ def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> V
         raise Break("string-conversion", "str of an exception with tensors as args") from None
 
 
-@method(ExceptionValue, "__str__")
-def _str(tx: Tracer, self: ExceptionValue) -> Value:
-    return _text(tx, self, str)
+method(ExceptionValue, "__str__")(lambda tx, self: _text(tx, self, str))
 
 
 def class_by_number(cls: type[OSError], args: list[Value]) -> type[OSError]:
@@ -482,14 +480,12 @@ def _project(error: Value, leaves: set[int]) -> Value:
     return error if id(error) in leaves else NONE
 
 
-@method(ExceptionValue, "split")
-def _split(tx: Tracer, self: ExceptionValue, condition: Value) -> Value:
-    return tx.tuple_of(list(split(tx, self, _condition(tx, condition))))
-
-
-@method(ExceptionValue, "subgroup")
-def _subgroup(tx: Tracer, self: ExceptionValue, condition: Value) -> Value:
-    return split(tx, self, _condition(tx, condition))[0]
+method(ExceptionValue, "split")(
+    lambda tx, self, condition: tx.tuple_of(list(split(tx, self, _condition(tx, condition))))
+)
+method(ExceptionValue, "subgroup")(
+    lambda tx, self, condition: split(tx, self, _condition(tx, condition))[0]
+)
 
 
 def _condition(tx: Tracer, condition: Value) -> Classes:

@@ -12,7 +12,6 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ from weft_capture.model.constant import NONE, constant, fold, real_call
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.dicts import DictValue, LazyValue
 from weft_capture.model.protocol import (
+    Call,
     Kwargs,
     MethodOf,
     MutableValue,
@@ -47,17 +47,16 @@ class CellValue(MutableValue):
     changing = ("contents",)
     real: types.CellType = field(default_factory=types.CellType)  # the cell of placeholders
 
+    def read(self, tx: Tracer) -> Value:
+        """Return the contents; raise the program's ValueError without."""
+        if self.contents is None:
+            tx.raise_(ValueError, "Cell is empty")
+        return tx.force(self.contents)
+
     def store(self, tx: Tracer, value: Value | None) -> None:
         """Change the contents, recorded."""
         tx.mutate(self)
         self.contents = value
-
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if name != "cell_contents":
-            return super().tp_getattro(tx, name)
-        if self.contents is None:
-            tx.raise_(ValueError, "Cell is empty")
-        return tx.force(self.contents)
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         self.store(tx, value)
@@ -86,6 +85,9 @@ class CellValue(MutableValue):
             out.later(delattr, self, constant("cell_contents"))
         else:
             out.later(setattr, self, constant("cell_contents"), self.contents)
+
+
+CellValue.methods = {"get:cell_contents": lambda tx, self: self.read(tx)}
 
 
 FUNCTION_FIELDS = frozenset(
@@ -136,21 +138,6 @@ class FunctionValue(MutableValue):
             return tx.instance_dict(self)
         if self.obj is not None:
             return self._real_attribute(tx, self.obj, name)
-        readers: dict[str, Callable[[], Value]] = {
-            "__name__": lambda: constant(sys.intern(self.name.rpartition(".")[2])),
-            "__qualname__": lambda: constant(self.name),
-            "__module__": lambda: constant(self.globals.get("__name__")),
-            "__doc__": lambda: constant(docstring_of(self.code)),
-            "__code__": lambda: constant(self.code),
-            "__defaults__": lambda: tx.tuple_of(self.defaults) if self.defaults else NONE,
-            "__closure__": lambda: tx.tuple_of(list(self.cells)) if self.cells else NONE,
-            "__kwdefaults__": lambda: tx.literal(self.kwdefaults or None),
-            "__globals__": lambda: tx.globals_of(self),
-            "__type_params__": lambda: tx.tuple_of([]),
-            **dict.fromkeys(ANNOTATE, lambda: NONE),
-        }
-        if name in readers:
-            return readers[name]()
         if name == "__annotations__":
             annotate = self.attributes.get("__annotate__", NONE)
             empty = annotate is NONE
@@ -246,6 +233,21 @@ class FunctionValue(MutableValue):
         out.replay_attributes(self, self.attributes)
 
 
+FunctionValue.methods = {
+    "get:__name__": lambda tx, self: constant(sys.intern(self.name.rpartition(".")[2])),
+    "get:__qualname__": lambda tx, self: constant(self.name),
+    "get:__module__": lambda tx, self: constant(self.globals.get("__name__")),
+    "get:__doc__": lambda tx, self: constant(docstring_of(self.code)),
+    "get:__code__": lambda tx, self: constant(self.code),
+    "get:__defaults__": lambda tx, self: tx.tuple_of(self.defaults) if self.defaults else NONE,
+    "get:__closure__": lambda tx, self: tx.tuple_of(list(self.cells)) if self.cells else NONE,
+    "get:__kwdefaults__": lambda tx, self: tx.literal(self.kwdefaults or None),
+    "get:__globals__": lambda tx, self: tx.globals_of(self),
+    "get:__type_params__": lambda tx, self: tx.tuple_of([]),
+    **{f"get:{name}": lambda tx, self: NONE for name in ANNOTATE},
+}
+
+
 def function_cells(
     tx: Tracer, function: types.FunctionType, source: Source
 ) -> tuple[CellValue, ...]:
@@ -319,9 +321,7 @@ class BoundMethod(Value):
     def tp_hash(self) -> object:
         return (self.function.tp_hash(), self.owner.tp_hash())
 
-    def forwards(
-        self, tx: Tracer, args: list[Value], kwargs: Kwargs
-    ) -> tuple[Value, list[Value], Kwargs]:
+    def forwards(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Call:
         return self.function, [self.owner, *args], kwargs
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
@@ -356,12 +356,6 @@ class ObjectConstant(Value):
     def tp_hash(self) -> object:
         return self.obj
 
-    def nb_bool(self, tx: Tracer) -> bool:
-        cls = type(self.obj)
-        if not issubclass(cls, type) and (hasattr(cls, "__bool__") or hasattr(cls, "__len__")):
-            raise Break("c-function", f"truth of a {cls.__name__}")
-        return True
-
     def same_object(self, other: Value) -> bool:
         return isinstance(other, ObjectConstant) and other.obj is self.obj
 
@@ -375,9 +369,7 @@ class ObjectConstant(Value):
 class ScriptedFunction(ObjectConstant):
     """A function that `torch.jit.script` compiled; capture inlines its original Python."""
 
-    def forwards(
-        self, tx: Tracer, args: list[Value], kwargs: Kwargs
-    ) -> tuple[Value, list[Value], Kwargs] | None:
+    def forwards(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Call | None:
         python = getattr(self.obj, "_torchdynamo_inline", None)
         scripted = getattr(self.obj, "__name__", "") == "ScriptFunction"  # else traced
         if not scripted or not isinstance(python, types.FunctionType):
@@ -453,6 +445,9 @@ class PartialValue(Value):
     source: Source | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
 
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        return self.attributes.get(name) or super().getattr_fallback(tx, name)
+
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if self.source is not None or hasattr(functools.partial, name):
             super().tp_setattro(tx, name, value)
@@ -460,24 +455,20 @@ class PartialValue(Value):
         tx.journal.on_rollback(lambda: setattr(self, "attributes", before))
         self.attributes = {**before, name: value}
 
-    def forwards(
-        self, tx: Tracer, args: list[Value], kwargs: Kwargs
-    ) -> tuple[Value, list[Value], Kwargs]:
+    def forwards(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Call:
         return self.function, [*self.args, *args], {**self.keywords, **kwargs}
-
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if name == "func":
-            return self.function
-        if name == "args":
-            return tx.tuple_of(self.args)
-        if name == "keywords":
-            return DictValue([(constant(k), v) for k, v in self.keywords.items()])
-        return self.attributes[name] if name in self.attributes else super().tp_getattro(tx, name)
 
     def reconstruct(self, out: Output) -> None:
         out.call(functools.partial, [self.function, *self.args], self.keywords)
         out.remember(self)
         out.fill_attributes(self, self.attributes)
+
+
+PartialValue.methods = {
+    "get:func": lambda tx, self: self.function,
+    "get:args": lambda tx, self: tx.tuple_of(self.args),
+    "get:keywords": lambda tx, self: tx.literal(self.keywords),
+}
 
 
 def function_value(tx: Tracer, obj: types.FunctionType, source: Source) -> FunctionValue:

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from weft_guards.payloads import find_in_class
 from weft_guards.sources import Source
@@ -27,7 +27,7 @@ from weft_capture.model.containers import (
     TupleValue,
 )
 from weft_capture.model.dicts import DictValue
-from weft_capture.model.protocol import MutableValue, Output, Tracer, Value
+from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, method
 from weft_capture.model.proxy import Proxy
 
 EXHAUSTED = sys.maxsize
@@ -290,13 +290,6 @@ class DequeValue(ListValue):
     def build(self, each: Callable[[Value], Any]) -> Any:
         return collections.deque(super().build(each), self.items.maxlen)
 
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if name == "maxlen":
-            return constant(self.added.maxlen)
-        if name in ("__getitem__", "__setitem__", "__delitem__"):
-            raise Break("builtin-error", f"deque.{name}, whose error differs")
-        return super().tp_getattro(tx, name)
-
     def tp_iter(self, tx: Tracer) -> Value:
         return SequenceIterator(self)
 
@@ -307,3 +300,11 @@ class DequeValue(ListValue):
         if out.is_cyclic(self):
             raise Break("cannot-rebuild", "rebuilding a deque that contains itself")
         out.call(collections.deque, [TupleValue(self.items), constant(self.items.maxlen)])
+
+
+method(DequeValue, "get:maxlen")(lambda tx, self: constant(self.added.maxlen))
+
+
+@method(DequeValue, "get:__getitem__", "get:__setitem__", "get:__delitem__")
+def _refuse(tx: Tracer, self: DequeValue) -> NoReturn:
+    raise Break("builtin-error", "a method of a deque, whose error differs")

@@ -28,6 +28,7 @@ from weft_capture.model.constant import class_value, constant
 from weft_capture.model.containers import SetValue
 from weft_capture.model.dicts import DictValue, DictView
 from weft_capture.model.protocol import (
+    Call,
     InstanceValue,
     Kwargs,
     MethodOf,
@@ -251,9 +252,7 @@ class UserObject(InstanceValue):
         plain = base is not None and not base.in_graph and not self.has_special(name)
         return plain and base.declines(name, argument)  # type: ignore[union-attr]
 
-    def forwards(
-        self, tx: Tracer, args: list[Value], kwargs: Kwargs
-    ) -> tuple[Value, list[Value], Kwargs]:
+    def forwards(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Call:
         return self.special(tx, "__call__"), args, kwargs
 
     def special(self, tx: Tracer, name: str) -> Value:
@@ -440,9 +439,7 @@ _GENERIC = vars(types.SimpleNamespace)  # its methods equal those of `object`
 class ModuleValue(UserObject):
     """An nn.Module from outside: parameters, buffers and submodules are read where they live."""
 
-    def forwards(
-        self, tx: Tracer, args: list[Value], kwargs: Kwargs
-    ) -> tuple[Value, list[Value], Kwargs]:
+    def forwards(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Call:
         return attributes.module_call(tx, self, args, kwargs)
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:

@@ -43,6 +43,8 @@ Handler = Callable[..., "Value | None"]
 """Of a rule or method; one that returns nothing gives the program's None."""
 H = TypeVar("H", bound=Handler)
 Kwargs = dict[str, "Value"]
+Call = tuple["Value", list["Value"], Kwargs]
+"""A callee with its arguments."""
 # What torch takes for a dtype. The text of a graph cannot name a class.
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _TENSOR_TYPE = type(torch.FloatTensor)  # the metaclass of torch.FloatTensor and the like
@@ -55,7 +57,11 @@ class Value:
     cls: type
     """The type that the user's program sees, where `python_type` says nothing else."""
     methods: ClassVar[dict[str, Handler]] = {}
-    """Rows added by `method`: name -> handler(tx, self, *args, **kwargs)."""
+    """Rows added by `method`: name -> handler(tx, self, *args, **kwargs).
+
+    An attribute that is no method (CPython: `tp_getset`) has rows "get:name", which may return None
+    where there is none now, and "set:name".
+    """
     in_graph: ClassVar[bool] = False
     """Whether values of this class are nodes of the graph."""
     is_scalar: ClassVar[bool] = False
@@ -159,9 +165,7 @@ class Value:
         """Say whether a comparison is the one that every object inherits."""
         return getattr(self.python_type(), name, None) is getattr(object, name, None)
 
-    def forwards(
-        self, tx: Tracer, args: list[Value], kwargs: Kwargs
-    ) -> tuple[Value, list[Value], Kwargs] | None:
+    def forwards(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Call | None:
         """Return the call that a call of this value forwards to, if any."""
         return None
 
@@ -177,15 +181,17 @@ class Value:
         raise Break("c-function", self.describe())
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        """Read an attribute; a method of the method table becomes a `MethodOf`."""
+        """Read an attribute by its row; a method becomes a `MethodOf`."""
+        getter = self.find_method(f"get:{name}")
+        value = None if getter is None else getter(tx, self)
+        if value is not None:
+            return value
         if self.find_method(name) is not None:
             return MethodOf(self, name)
         return self.getattr_fallback(tx, name)
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
-        """Read an attribute that is not in the method table."""
-        if name == "__class__":
-            return tx.type_of(self)
+        """Read an attribute that has no row."""
         if find_in_class(self.python_type(), name) is None:
             tx.raise_(
                 AttributeError,
@@ -235,7 +241,7 @@ class Value:
 
     def find_method(self, name: str) -> Handler | None:
         """Return the handler of a method, also an inherited one."""
-        if self.several and not hasattr(self.python_type(), name):
+        if self.several and ":" not in name and not hasattr(self.python_type(), name):
             return None
         for base_class in type(self).__mro__:
             table: dict[str, Handler] | None = base_class.__dict__.get("methods")
@@ -265,15 +271,15 @@ class Value:
         return self.call_method(tx, "__len__", [], {})
 
     def nb_bool(self, tx: Tracer) -> bool:
-        """Evaluate `bool(self)`.
+        """Evaluate `bool(self)` (CPython: PyObject_IsTrue).
 
         Raises:
             Break: with code data-dependent-branch, when it depends on a tensor's value.
         """
         cls = self.python_type()
-        if not hasattr(cls, "__bool__") and not hasattr(cls, "__len__"):
-            return True
-        raise Break("c-function", f"truth of {self.describe()}")
+        if hasattr(cls, "__bool__"):
+            raise Break("c-function", f"truth of {self.describe()}")
+        return not hasattr(cls, "__len__") or self.sq_length(tx).nb_bool(tx)
 
     def tp_iter(self, tx: Tracer) -> Value:
         """Evaluate `iter(self)`: a value with `next`."""
@@ -320,6 +326,7 @@ class Value:
         return self is other
 
 
+Value.methods["get:__class__"] = lambda tx, self: tx.type_of(self)
 BIRTHS = itertools.count()
 """Numbers values whose state changes, in the order in which they were made."""
 
@@ -390,13 +397,6 @@ class MethodOf(Value):
     def as_constant(self) -> Any:
         return getattr(self.owner.as_constant(), self.name)
 
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if name == "__self__":
-            return self.owner
-        if name in ("__name__", "__qualname__"):
-            return tx.literal(self.name if name == "__name__" else self.describe())
-        return super().tp_getattro(tx, name)
-
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if self.name == "__call__" and self.owner.python_type() is types.FunctionType:
             return self.owner.tp_call(tx, args, kwargs)
@@ -407,6 +407,11 @@ class MethodOf(Value):
         out.writer.load_attr(self.name)
 
 
+MethodOf.methods = {
+    "get:__self__": lambda tx, self: self.owner,
+    "get:__name__": lambda tx, self: tx.literal(self.name),
+    "get:__qualname__": lambda tx, self: tx.literal(self.describe()),
+}
 _current = threading.local()
 
 

@@ -166,6 +166,4 @@ _LIBRARYS = (
 """Callbacks that take an object that died out of a container of the library, and nothing else."""
 
 
-@method(WeakRefValue, "__call__")
-def _call(tx: Tracer, self: WeakRefValue) -> Value:
-    return self.tp_call(tx, [], {})
+method(WeakRefValue, "__call__")(lambda tx, self: self.tp_call(tx, [], {}))

@@ -139,8 +139,8 @@ class SymFloatValue(Varying):
         library = scalar_library(self.hint)
         out.call(library.of_tensor if library else torch.Tensor.item, [self.tensor()])
 
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        return self if name == "real" else super().tp_getattro(tx, name)
+
+SymFloatValue.methods = {"get:real": lambda tx, self: self}
 
 
 def _is_operand(value: Value) -> bool:

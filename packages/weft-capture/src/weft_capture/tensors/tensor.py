@@ -35,10 +35,6 @@ from weft_capture.model.protocol import (
 )
 from weft_capture.model.slots import binary, unary
 
-AttributeReader = Callable[["Tracer", "TensorValue"], Value]
-TENSOR_ATTRIBUTES: dict[str, AttributeReader] = {}
-"""Attributes with a reader of their own; filled by `tensor_attribute`."""
-
 _METADATA = """
     dtype device layout requires_grad ndim is_cuda is_cpu is_sparse is_quantized is_meta
     is_mps is_xpu is_nested is_mkldnn is_ipu is_vulkan itemsize nbytes names is_sparse_csr
@@ -99,16 +95,6 @@ def check_operator(function: Any) -> None:
     """Do the same for the special methods behind a function of module `operator`."""
     name = function.__name__.strip("_")
     check_attributes(f"__{name}__", f"__r{name}__", f"__{name.removeprefix('i')}__")
-
-
-def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
-    """Add a row to the tensor attribute table: reader(tx, tensor) -> Value."""
-
-    def add(reader: AttributeReader) -> AttributeReader:
-        TENSOR_ATTRIBUTES[name] = reader
-        return reader
-
-    return add
 
 
 class GraphValue(Value):
@@ -218,9 +204,10 @@ class TensorValue(GraphValue):
                 return handled
         if self.overlay is not None and name in self.overlay.attrs:
             return tx.force(self.overlay.attrs[name])
-        reader = TENSOR_ATTRIBUTES.get(name)
-        if reader is not None:
-            return reader(tx, self)
+        getter = self.find_method(f"get:{name}")
+        value = None if getter is None else getter(tx, self)
+        if value is not None:
+            return value
         if name in METADATA_ATTRIBUTES:
             return tx.literal(getattr(self.fake, name))
         if name in GRAPH_ATTRIBUTES:
@@ -344,6 +331,8 @@ class TensorAttributes(MutableValue):
 class SymValue(GraphValue, Varying):
     """A symbolic number: a size or an int that the graph takes as an input."""
 
+    several = True
+
     node: Node
     sym: Any
     source: Source | None = None
@@ -392,10 +381,11 @@ class SymValue(GraphValue, Varying):
     def nb_bool(self, tx: Tracer) -> bool:
         return bool(self.sym)  # torch raises for a value read from a tensor
 
-    def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if not hasattr(self.python_type(), name):
-            return self.getattr_fallback(tx, name)
-        return self if name in ("real", "numerator") else super().tp_getattro(tx, name)
+
+SymValue.methods = {
+    "get:real": lambda tx, self: self,
+    "get:numerator": lambda tx, self: self if hasattr(self.python_type(), "numerator") else None,
+}
 
 
 _GROWING = (operator.mul, operator.pow, operator.add, operator.sub)

@@ -73,24 +73,10 @@ def _bool(tx: Tracer, value: Value = FALSE) -> Value:
     return constant(value.nb_bool(tx))
 
 
-@rule(operator.not_)
-def _not(tx: Tracer, value: Value) -> Value:
-    return constant(not value.nb_bool(tx))
-
-
-@rule(operator.is_)
-def _is(tx: Tracer, left: Value, right: Value) -> Value:
-    return constant(identical(tx, left, right))
-
-
-@rule(operator.is_not)
-def _is_not(tx: Tracer, left: Value, right: Value) -> Value:
-    return constant(not identical(tx, left, right))
-
-
-@rule(callable)
-def _callable(tx: Tracer, value: Value) -> Value:
-    return constant(lookup(value.python_type(), "__call__") is not None)
+rule(operator.not_)(lambda tx, value: constant(not value.nb_bool(tx)))
+rule(operator.is_)(lambda tx, left, right: constant(identical(tx, left, right)))
+rule(operator.is_not)(lambda tx, left, right: constant(not identical(tx, left, right)))
+rule(callable)(lambda tx, value: constant(lookup(value.python_type(), "__call__") is not None))
 
 
 @rule(super)
@@ -136,9 +122,11 @@ def _number(number_type: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> V
     return converted(tx, args[0], name if hasattr(args[0].cls, name) else "__index__", number_type)
 
 
-@rule(pow)
-def _pow(tx: Tracer, base: Value, exponent: Value, *mod: Value) -> Value:
-    return fold(tx, pow, [base, exponent, *mod], {}) if mod else binary(tx, "**", base, exponent)
+rule(pow)(
+    lambda tx, base, exponent, *mod: (
+        fold(tx, pow, [base, exponent, *mod], {}) if mod else binary(tx, "**", base, exponent)
+    )
+)
 
 
 @rule(round)
@@ -247,22 +235,14 @@ def _compensated(total: Any, *numbers: Any) -> torch.Tensor:
     return torch.where(lost.isfinite() & (lost != 0), total + lost, total)
 
 
-@rule(any)
-def _any(tx: Tracer, items: Value) -> Value:
-    return constant(any(item.nb_bool(tx) for item in stepped(tx, items)))
-
-
-@rule(all)
-def _all(tx: Tracer, items: Value) -> Value:
-    return constant(all(item.nb_bool(tx) for item in stepped(tx, items)))
+rule(any)(lambda tx, items: constant(any(item.nb_bool(tx) for item in stepped(tx, items))))
+rule(all)(lambda tx, items: constant(all(item.nb_bool(tx) for item in stepped(tx, items))))
 
 
 # Containers.
 
 
-@rule(list)
-def _list(tx: Tracer, items: Value | None = None) -> Value:
-    return ListValue([] if items is None else list(steps(tx, items)))
+rule(list)(lambda tx, items=None: ListValue([] if items is None else list(steps(tx, items))))
 
 
 @rule(tuple)
@@ -284,14 +264,14 @@ def _set(cls: type, tx: Tracer, items: Value | None = None) -> Value:
     return SetValue([] if items is None else items.unpack(tx), cls=cls)
 
 
-@rule(slice)
-def _slice(tx: Tracer, first: Value, stop: Value | None = None, step: Value = NONE) -> Value:
-    return SliceValue(NONE, first, NONE) if stop is None else SliceValue(first, stop, step)
-
-
-@rule(range)
-def _range(tx: Tracer, *args: Value) -> Value:
-    return RangeValue(real_call(tx, range, *(_integer(tx, arg) for arg in args)))
+rule(slice)(
+    lambda tx, first, stop=None, step=NONE: (
+        SliceValue(NONE, first, NONE) if stop is None else SliceValue(first, stop, step)
+    )
+)
+rule(range)(
+    lambda tx, *args: RangeValue(real_call(tx, range, *(_integer(tx, arg) for arg in args)))
+)
 
 
 def _integer(tx: Tracer, value: Value) -> Any:
@@ -400,21 +380,14 @@ def _next_item(tx: Tracer, self: IteratorValue) -> Value:
     return item_or_stop(tx, self, self.tp_iternext(tx))
 
 
-@method(AsyncStep, "send")
-@method(GeneratorValue, "send")
-def _send(tx: Tracer, self: GeneratorValue | AsyncStep, value: Value) -> Value:
-    return item_or_stop(tx, self, self.send(tx, value))
-
-
-@method(AsyncStep, "throw")
-@method(GeneratorValue, "throw")
-def _throw(tx: Tracer, self: GeneratorValue | AsyncStep, error: Value, *rest: Value) -> Value:
-    return item_or_stop(tx, self, self.throw(tx, exception_to_throw(tx, error, *rest)))
-
-
-@method(GeneratorValue, "close")
-def _close(tx: Tracer, self: GeneratorValue) -> Value:
-    return self.close(tx)
+for _kind in (GeneratorValue, AsyncStep):
+    method(_kind, "send")(lambda tx, self, value: item_or_stop(tx, self, self.send(tx, value)))
+    method(_kind, "throw")(
+        lambda tx, self, error, *rest: item_or_stop(
+            tx, self, self.throw(tx, exception_to_throw(tx, error, *rest))
+        )
+    )
+method(GeneratorValue, "close")(lambda tx, self: self.close(tx))
 
 
 @method_of_each(GeneratorValue, "__anext__", "asend", "athrow", "aclose")
@@ -442,6 +415,4 @@ def _is_hooked() -> bool:
     return any(getattr(hook, "__module__", "") != "asyncio.base_events" for hook in hooks)
 
 
-@method(IteratorValue, "__iter__")
-def _itself(tx: Tracer, self: IteratorValue) -> Value:
-    return self.tp_iter(tx)
+method(IteratorValue, "__iter__")(lambda tx, self: self.tp_iter(tx))

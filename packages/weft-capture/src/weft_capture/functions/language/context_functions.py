@@ -77,7 +77,8 @@ def _without_effect(make: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> 
 
 @rule(torch.autograd.graph.disable_saved_tensors_hooks)
 def _disable_hooks(tx: Tracer, error_message: Value) -> Value:
-    return HooksDisabled((error_message.as_constant(),))
+    make = torch.autograd.graph.disable_saved_tensors_hooks
+    return HooksDisabled(make, (error_message.as_constant(),))
 
 
 def _recreate(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> Value | None:

@@ -37,7 +37,8 @@ def _copy(tx: Tracer, value: Value) -> Value:
         return value
     if isinstance(value, UserObject):
         return tx.trace_body(copy.copy, [value], {})
-    return value.call_method(tx, "copy" if value.several else "__copy__", [], {})
+    name = "copy" if hasattr(value.python_type(), "copy") else "__copy__"
+    return value.call_method(tx, name, [], {})
 
 
 @rule(copy.deepcopy)

@@ -131,19 +131,9 @@ def _view(view_name: str, tx: Tracer, self: DictValue) -> Value:
     return DictView(getattr(self, "inner", self), view_name)
 
 
-@method(DictValue, "copy", "__copy__")
-def _copy(tx: Tracer, self: DictValue) -> Value:
-    return self.copy()
-
-
-@method(DictValue, "__contains__")
-def _contains(tx: Tracer, self: DictValue, key: Value) -> Value:
-    return constant(self.find(tx, key) is not None)
-
-
-@method(DictValue, "__len__")
-def _len(tx: Tracer, self: DictValue) -> Value:
-    return tx.unread_length(self) or constant(len(self.entries))
+method(DictValue, "copy", "__copy__")(lambda tx, self: self.copy())
+method(DictValue, "__contains__")(lambda tx, self, key: constant(self.find(tx, key) is not None))
+method(DictValue, "__len__")(lambda tx, self: tx.unread_length(self) or constant(len(self.entries)))
 
 
 @method_of_each(DictValue, "__or__", "__ror__")
@@ -175,9 +165,7 @@ def _view_contains(tx: Tracer, self: DictView, item: Value) -> Value:
     return constant(contains_by_iteration(tx, self, item))
 
 
-@method(DictView, "__len__")
-def _view_len(tx: Tracer, self: DictView) -> Value:
-    return length(tx, self.owner)
+method(DictView, "__len__")(lambda tx, self: length(tx, self.owner))
 
 
 _SET_OPERATORS = {f"__{op.name}__": op for op in (BINARY[symbol] for symbol in "&|-^")}
@@ -211,9 +199,9 @@ def _kind(value: Value) -> str:
     return value.view_name if isinstance(value, DictView) else ""
 
 
-@method(DictView, "isdisjoint")
-def _isdisjoint(tx: Tracer, self: DictView, other: Value) -> Value:
-    return SetValue(self.unpack(tx)).call_method(tx, "isdisjoint", [other], {})
+method(DictView, "isdisjoint")(
+    lambda tx, self, other: SetValue(self.unpack(tx)).call_method(tx, "isdisjoint", [other], {})
+)
 
 
 # Writing.
@@ -451,16 +439,8 @@ def _set_method(name: str, tx: Tracer, self: SetValue, *args: Value) -> Value:
     return call_set(tx, self, name, other)
 
 
-@method(SetValue, "__contains__")
-def _set_contains(tx: Tracer, self: SetValue, item: Value) -> Value:
-    return constant(sought(item) in self.entries)
-
-
-@method(SetValue, "__len__")
-def _set_len(tx: Tracer, self: SetValue) -> Value:
-    return constant(len(self.entries))
-
-
-@method(SetValue, "copy")
-def _copy_set(tx: Tracer, self: SetValue) -> Value:
-    return self if self.cls is frozenset else call_set(tx, self, "copy")
+method(SetValue, "__contains__")(lambda tx, self, item: constant(sought(item) in self.entries))
+method(SetValue, "__len__")(lambda tx, self: constant(len(self.entries)))
+method(SetValue, "copy")(
+    lambda tx, self: self if self.cls is frozenset else call_set(tx, self, "copy")
+)

@@ -141,9 +141,9 @@ def _state(tx: Tracer, logger: Value, level: int) -> str:
     return answer
 
 
-@rule(logging.Logger.isEnabledFor)
-def _is_enabled(tx: Tracer, logger: Value, level: Value) -> Value:
-    return constant(_state(tx, logger, level.as_constant()) != "off")
+rule(logging.Logger.isEnabledFor)(
+    lambda tx, logger, level: constant(_state(tx, logger, level.as_constant()) != "off")
+)
 
 
 @rule(logging.Logger.log)

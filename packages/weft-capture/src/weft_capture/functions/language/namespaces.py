@@ -73,14 +73,8 @@ def _read(tx: Tracer, function: Any, value: Value, name: Value, default: Value |
         raise
 
 
-@rule(getattr)
-def _getattr(tx: Tracer, value: Value, name: Value, default: Value | None = None) -> Value:
-    return _read(tx, getattr, value, name, default)
-
-
-@rule(hasattr)
-def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
-    return constant(_read(tx, hasattr, value, name, NULL) is not NULL)
+rule(getattr)(lambda tx, value, name, default=None: _read(tx, getattr, value, name, default))
+rule(hasattr)(lambda tx, value, name: constant(_read(tx, hasattr, value, name, NULL) is not NULL))
 
 
 @rule(setattr)
@@ -95,9 +89,7 @@ def _delattr(tx: Tracer, value: Value, name: Value) -> None:
     value.tp_delattro(tx, _name_for(tx, delattr, name))
 
 
-@rule(__import__)
-def _import(tx: Tracer, name: Value) -> Value:
-    return import_module(tx, name.as_constant())
+rule(__import__)(lambda tx, name: import_module(tx, name.as_constant()))
 
 
 @rule(globals)
@@ -116,16 +108,18 @@ def _item(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
     return load_global(tx, self.function, name)
 
 
-@method(GlobalsValue, "get")
-def _get(tx: Tracer, self: GlobalsValue, key: Value, default: Value = NONE) -> Value:
-    return _item(tx, self, key) if _has(tx, self, key).nb_bool(tx) else default
-
-
 @method(GlobalsValue, "__contains__")
 def _has(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
     if key.as_constant() in self.function.globals:
         return constant(True)
     raise Break("namespace-dict", "a new name in the globals")
+
+
+method(GlobalsValue, "get")(
+    lambda tx, self, key, default=NONE: (
+        _item(tx, self, key) if _has(tx, self, key).nb_bool(tx) else default
+    )
+)
 
 
 @method(GlobalsValue, "__setitem__")
@@ -260,14 +254,8 @@ def _execute(tx: Tracer, mode: str, source: Value, scopes: Sequence[Value], more
     return result if mode == "eval" else NONE
 
 
-@rule(eval)
-def _eval(tx: Tracer, source: Value, *names: Value, **more: Value) -> Value:
-    return _execute(tx, "eval", source, names, more)
-
-
-@rule(exec)
-def _exec(tx: Tracer, source: Value, *names: Value, **more: Value) -> Value:
-    return _execute(tx, "exec", source, names, more)
+rule(eval)(lambda tx, source, *names, **more: _execute(tx, "eval", source, names, more))
+rule(exec)(lambda tx, source, *names, **more: _execute(tx, "exec", source, names, more))
 
 
 @rule(dir)
@@ -322,14 +310,10 @@ def _id(tx: Tracer, value: Value) -> Value:
     return RuntimeNumber(id, [value])
 
 
-@rule(threading.get_ident)
-def _get_ident(tx: Tracer) -> Value:
-    return RuntimeNumber(threading.get_ident, [])
-
-
-@rule(threading.current_thread)
-def _current_thread(tx: Tracer) -> Value:
-    return tx.wrap(threading.current_thread(), CallSource(threading.current_thread, ()))
+rule(threading.get_ident)(lambda tx: RuntimeNumber(threading.get_ident, []))
+rule(threading.current_thread)(
+    lambda tx: tx.wrap(threading.current_thread(), CallSource(threading.current_thread, ()))
+)
 
 
 @rule(hash)
@@ -379,25 +363,15 @@ def _exc_info(tx: Tracer) -> Value:
     return tx.tuple_of([tx.type_of(error), error, TRACEBACK])
 
 
-@rule(sys.exception)
-def _exception(tx: Tracer) -> Value:
-    return handled(tx) or NONE
-
-
-@rule(types.MethodType)
-def _method(tx: Tracer, function: Value, owner: Value) -> Value:
-    return tx.bound_method(function, owner)
-
-
-@rule(types.FunctionType.__get__)
-@method(FunctionValue, "__get__")
-def _bind(tx: Tracer, self: Value, instance: Value, owner: Value = NONE) -> Value:
-    return self if instance is NONE else tx.bound_method(self, instance)
-
-
-@method(BoundMethod, "__get__")
-def _bind_again(tx: Tracer, self: Value, *args: Value) -> Value:
-    return self
+rule(sys.exception)(lambda tx: handled(tx) or NONE)
+rule(types.MethodType)(lambda tx, function, owner: tx.bound_method(function, owner))
+method(FunctionValue, "__get__")(
+    lambda tx, self, instance, owner=NONE: (
+        self if instance is NONE else tx.bound_method(self, instance)
+    )
+)
+rule(types.FunctionType.__get__)(FunctionValue.methods["__get__"])
+method(BoundMethod, "__get__")(lambda tx, self, *args: self)
 
 
 for _name in ("_getframe", "gettrace", "settrace", "getprofile", "setprofile"):

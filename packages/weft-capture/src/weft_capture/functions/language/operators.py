@@ -28,11 +28,7 @@ for _symbol, (_function, _) in UNARY.items():
     rule(_function)(functools.partial(_one, _symbol))
 rule(abs)(functools.partial(_one, "abs"))
 rule(operator.inv)(functools.partial(_one, "~"))
-
-
-@rule(operator.getitem)
-def _getitem(tx: Tracer, items: Value, key: Value) -> Value:
-    return items.mp_subscript(tx, key)
+rule(operator.getitem)(lambda tx, items, key: items.mp_subscript(tx, key))
 
 
 @rule(operator.setitem)
@@ -40,6 +36,4 @@ def _setitem(tx: Tracer, items: Value, key: Value, item: Value) -> None:
     items.mp_ass_subscript(tx, key, item)
 
 
-@rule(operator.contains)
-def _contains(tx: Tracer, items: Value, item: Value) -> Value:
-    return contains(tx, items, item)
+rule(operator.contains)(lambda tx, items, item: contains(tx, items, item))

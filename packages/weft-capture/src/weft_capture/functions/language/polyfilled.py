@@ -124,9 +124,9 @@ polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].i
 polyfill(RemovableHandle.__init__, polyfills.make_handle)
 
 
-@rule(polyfills.next_handle)
-def _next_handle(tx: Tracer) -> Value:
-    return HandleNumber(0, tx.calls.add(polyfills.next_handle, early=True))
+rule(polyfills.next_handle)(
+    lambda tx: HandleNumber(0, tx.calls.add(polyfills.next_handle, early=True))
+)
 
 
 @dataclass(eq=False)

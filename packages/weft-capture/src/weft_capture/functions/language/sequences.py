@@ -182,9 +182,9 @@ def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
     return tx.force(result) if isinstance(result, Value) else self.with_items(result)
 
 
-@method(RangeValue, "__getitem__")
-def _range_item(tx: Tracer, self: RangeValue, key: Value) -> Value:
-    return tx.literal(real_call(tx, operator.getitem, self.range, _key(tx, key)))
+method(RangeValue, "__getitem__")(
+    lambda tx, self, key: tx.literal(real_call(tx, operator.getitem, self.range, _key(tx, key)))
+)
 
 
 @method(ListValue, "__setitem__")
@@ -236,14 +236,8 @@ def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FA
         self.items[:] = [proxy.value for proxy in real]
 
 
-@method(ListValue, "copy", "__copy__")
-def _copy(tx: Tracer, self: ListValue) -> Value:
-    return self.with_items(self.items)
-
-
-@method(SizeValue, "numel")
-def _numel(tx: Tracer, self: SizeValue) -> Value:
-    return combined(tx, "*", constant(1), self)
+method(ListValue, "copy", "__copy__")(lambda tx, self: self.with_items(self.items))
+method(SizeValue, "numel")(lambda tx, self: combined(tx, "*", constant(1), self))
 
 
 @rule(type(DequeValue([]).items))
@@ -352,14 +346,10 @@ def _range_contains(tx: Tracer, self: RangeValue, item: Value) -> Value:
     return constant(contains_by_iteration(tx, self, item))
 
 
-@method(SequenceValue, "__len__")
-def _len(tx: Tracer, self: SequenceValue) -> Value:
-    return tx.unread_length(self) or constant(len(self.items))
-
-
-@method(RangeValue, "__len__")
-def _range_len(tx: Tracer, self: RangeValue) -> Value:
-    return constant(real_call(tx, len, self.range))
+method(SequenceValue, "__len__")(
+    lambda tx, self: tx.unread_length(self) or constant(len(self.items))
+)
+method(RangeValue, "__len__")(lambda tx, self: constant(real_call(tx, len, self.range)))
 
 
 def _by_builtin(function: Any, tx: Tracer, self: Value) -> Value:

@@ -74,9 +74,9 @@ _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 """The attributes that make a tensor an instance of these classes, as their metaclasses do."""
 
 
-@rule(issubclass)
-def _issubclass(tx: Tracer, cls: Value, classes: Value) -> Value:
-    return constant(_subclass(tx, cls.as_constant(), _classes(tx, classes)))
+rule(issubclass)(
+    lambda tx, cls, classes: constant(_subclass(tx, cls.as_constant(), _classes(tx, classes)))
+)
 
 
 def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:

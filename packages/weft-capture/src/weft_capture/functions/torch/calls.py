@@ -75,9 +75,7 @@ def _warns_only(tx: Tracer) -> Value:
     return tx.wrap(ask(), CallSource(ask, ()))
 
 
-@rule(torch.jit.ignore, torch.jit.unused, torch.compiler.disable)
-def _identity_decorator(tx: Tracer, function: Value) -> Value:
-    return function
+rule(torch.jit.ignore, torch.jit.unused, torch.compiler.disable)(lambda tx, function: function)
 
 
 @rule(torch._check_is_size)
@@ -107,9 +105,9 @@ def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
     return NONE
 
 
-@rule("torch.fx.experimental.symbolic_shapes.expect_true", "weft_core.static_shapes.expect_true")
-def _expect(tx: Tracer, condition: Value) -> Value:
-    return constant(condition.nb_bool(tx))
+rule("torch.fx.experimental.symbolic_shapes.expect_true", "weft_core.static_shapes.expect_true")(
+    lambda tx, condition: constant(condition.nb_bool(tx))
+)
 
 
 @rule(

@@ -24,7 +24,7 @@ from weft_capture.model.containers import TupleValue
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, method
 from weft_capture.tensors.inputs import GraphInput, check_views
-from weft_capture.tensors.tensor import TensorValue, tensor_attribute
+from weft_capture.tensors.tensor import TensorValue
 
 
 def _is_leaf(tx: Tracer, tensor: TensorValue) -> bool:
@@ -34,19 +34,17 @@ def _is_leaf(tx: Tracer, tensor: TensorValue) -> bool:
     return tensor.fake.is_leaf
 
 
-@tensor_attribute("is_leaf")
-def _leaf(tx: Tracer, self: TensorValue) -> Value:
-    return constant(_is_leaf(tx, self))
+method(TensorValue, "get:is_leaf")(lambda tx, self: constant(_is_leaf(tx, self)))
 
 
-@tensor_attribute("grad_fn")
+@method(TensorValue, "get:grad_fn")
 def _grad_fn(tx: Tracer, self: TensorValue) -> Value:
     if _is_leaf(tx, self):
         return NONE
     raise Break("autograd-state", "the grad_fn of a tensor")
 
 
-@tensor_attribute("grad")
+@method(TensorValue, "get:grad")
 def _grad(tx: Tracer, self: TensorValue) -> Value:
     if not _is_leaf(tx, self):
         raise Break("autograd-state", ".grad of a non-leaf tensor")

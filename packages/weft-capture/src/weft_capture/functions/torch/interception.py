@@ -372,7 +372,7 @@ def _may_tell_handlers(function: Any) -> bool:
     answers = getattr(table.find(function), "__qualname__", "").startswith("_always.")
     asks = "torchfunction" in name.replace("_", "").lower() or name.endswith("function_stack_at")
     quiet = answers or asks or table.is_pure(function)
-    return table.is_graph_row(function) or (name.startswith("torch.") and not quiet)
+    return table.find_row(function) is table.GRAPH or (name.startswith("torch.") and not quiet)
 
 
 def _tells_handlers(function: Any) -> bool:

@@ -19,10 +19,7 @@ from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Kwargs, Output, Tracer, Value, method
 from weft_capture.tensors.tensor import TensorValue
 
-
-@method(TensorValue, "as_subclass")
-def _as_subclass(tx: Tracer, self: TensorValue, cls: Value) -> Value:
-    return retyped(tx, cls.as_constant(), self)
+method(TensorValue, "as_subclass")(lambda tx, self, cls: retyped(tx, cls.as_constant(), self))
 
 
 @rule(torch.Tensor._make_subclass)
@@ -32,24 +29,18 @@ def _make_subclass(tx: Tracer, cls: Value, data: Value, require_grad: Value = FA
     return retyped(tx, cls.as_constant(), data, detached=True)
 
 
-@rule(torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
-def _has_any(tx: Tracer, *args: Value) -> Value:
-    return constant(tx.overrides.concern(list(args), {}))
-
-
-@rule(torch._C._has_torch_function, overrides.has_torch_function)
-def _has_among(tx: Tracer, args: Value) -> Value:
-    return constant(tx.overrides.concern(args.unpack(tx), {}))
-
-
-@rule(torch._C._is_torch_function_mode_enabled)
-def _is_mode_enabled(tx: Tracer) -> Value:
-    return constant(bool(tx.overrides.stack) and tx.overrides.level < 2)
-
-
-@rule(overrides.get_default_nowrap_functions)
-def _unwrapped(tx: Tracer) -> Value:
-    return tx.literal(set(overrides.get_default_nowrap_functions()))
+rule(torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)(
+    lambda tx, *args: constant(tx.overrides.concern(list(args), {}))
+)
+rule(torch._C._has_torch_function, overrides.has_torch_function)(
+    lambda tx, args: constant(tx.overrides.concern(args.unpack(tx), {}))
+)
+rule(torch._C._is_torch_function_mode_enabled)(
+    lambda tx: constant(bool(tx.overrides.stack) and tx.overrides.level < 2)
+)
+rule(overrides.get_default_nowrap_functions)(
+    lambda tx: tx.literal(set(overrides.get_default_nowrap_functions()))
+)
 
 
 @rule(overrides.handle_torch_function)
@@ -77,7 +68,14 @@ def _disabled(tx: Tracer, func: Value, types: Value, args: Value, kwargs: Value 
 class HandlersOff(NullContext):
     """DisableTorchFunctionSubclass (level 1) and DisableTorchFunction (level 2)."""
 
-    before: int
+    def enter(self, tx: Tracer) -> Value:
+        self.real = tx.overrides.level
+        tx.overrides.open(max(_LEVELS[self.cls], self.real), tx.overrides.stack)
+        return NONE
+
+    def leave(self, tx: Tracer) -> Value:
+        tx.overrides.close(self.real, tx.overrides.stack)
+        return FALSE
 
     def reconstruct(self, out: Output) -> None:
         out.call(self.cls, [])
@@ -87,22 +85,8 @@ _LEVELS: dict[Any, int] = {
     torch._C.DisableTorchFunctionSubclass: 1,
     torch._C.DisableTorchFunction: 2,
 }
-
-
 for _kind in _LEVELS:
     rule(_kind)(lambda tx, context_class=_kind: HandlersOff(context_class))
-
-
-@method(HandlersOff, "__enter__")
-def _enter(tx: Tracer, self: HandlersOff) -> None:
-    self.before = tx.overrides.level
-    tx.overrides.open(max(_LEVELS[self.cls], self.before), tx.overrides.stack)
-
-
-@method(HandlersOff, "__exit__")
-def _exit(tx: Tracer, self: HandlersOff, *error: Value) -> Value:
-    tx.overrides.close(self.before, tx.overrides.stack)
-    return FALSE
 
 
 @rule(torch._C._push_on_torch_function_stack)
@@ -119,9 +103,7 @@ def _pop(tx: Tracer) -> Value:
     return stack[-1]
 
 
-@rule(torch._C._len_torch_function_stack)
-def _depth(tx: Tracer) -> Value:
-    return constant(len(tx.overrides.stack))
+rule(torch._C._len_torch_function_stack)(lambda tx: constant(len(tx.overrides.stack)))
 
 
 @rule(torch._C._get_function_stack_at)

@@ -106,9 +106,7 @@ def _generator(tx: Tracer, *seed: Value) -> Value:
     return RandomValue(tx.calls.add(random.Random, *seed, early=True))
 
 
-@rule(uuid.uuid4)
-def _unique(tx: Tracer) -> Value:
-    return tx.runtime_value(tx.calls.add(uuid.uuid4, early=True), uuid.uuid4())
+rule(uuid.uuid4)(lambda tx: tx.runtime_value(tx.calls.add(uuid.uuid4, early=True), uuid.uuid4()))
 
 
 @rule("torch.random.manual_seed")  # by name, since it can be wrapped

@@ -21,7 +21,7 @@ from weft_capture.model.slots import combined
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.known_numbers import before_graph, numbers
 from weft_capture.tensors.subclass import WrapperValue
-from weft_capture.tensors.tensor import SymValue, TensorValue, tensor_attribute
+from weft_capture.tensors.tensor import SymValue, TensorValue
 
 Dim = Value | None
 _COUNTERS = ("torch.optim.asgd",)  # modules in which a number of the state decides a branch
@@ -29,12 +29,12 @@ graph(torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_no
 graph(torch.nested.to_padded_tensor)
 
 
-@tensor_attribute("shape")
+@method(TensorValue, "get:shape")
 def _shape(tx: Tracer, self: TensorValue) -> Value:
     return SizeValue([tx.graph.size(self, dim) for dim in range(self.fake.dim())])
 
 
-@tensor_attribute("data")
+@method(TensorValue, "get:data")
 def _data(tx: Tracer, self: TensorValue) -> Value:
     fake = self.fake.detach()  # shares the version counter of the tensor
     node = tx.graph.node("call_function", getattr, (self.node, "data"), {}, fake)
@@ -76,9 +76,7 @@ def _numel(tx: Tracer, self: TensorValue) -> Value:
     return combined(tx, "*", constant(1), _shape(tx, self))
 
 
-@method(TensorValue, "__len__")
-def _len(tx: Tracer, self: TensorValue) -> Value:
-    return self.sq_length(tx)
+method(TensorValue, "__len__")(lambda tx, self: self.sq_length(tx))
 
 
 @method(TensorValue, "new")
@@ -156,19 +154,8 @@ def _tolist(tx: Tracer, self: TensorValue) -> Value:
     return ListValue([row.call_method(tx, "tolist", [], {}) for row in rows])
 
 
-@tensor_attribute("__class__")
-def _class(tx: Tracer, self: TensorValue) -> Value:
-    return tx.const_object(self.cls)
-
-
-@method(SymValue, "__index__", "__int__")
-def _index(tx: Tracer, self: SymValue) -> Value:
-    return self
-
-
-@method(SymValue, "is_integer")
-def _is_integer(tx: Tracer, self: SymValue) -> Value:
-    return constant(self.python_type() is int)
+method(SymValue, "__index__", "__int__")(lambda tx, self: self)
+method(SymValue, "is_integer")(lambda tx, self: constant(self.python_type() is int))
 
 
 # ---- items read and written, so that an index that is a symbolic int stays symbolic

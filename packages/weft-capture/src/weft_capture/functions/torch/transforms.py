@@ -91,9 +91,9 @@ def differentiable(tensor: torch.Tensor) -> torch.Tensor:
         _functorch.set_inplace_requires_grad_allowed(allowed)
 
 
-@rule(eager_transforms._set_tensor_requires_grad)
-def _set_requires_grad(tx: Tracer, tensor: Value) -> Value:
-    return tx.graph.emit("call_function", differentiable, [tensor], {})
+rule(eager_transforms._set_tensor_requires_grad)(
+    lambda tx, tensor: tx.graph.emit("call_function", differentiable, [tensor], {})
+)
 
 
 def gradients(
@@ -216,6 +216,4 @@ def _is_wrapped(tx: Tracer, tensor: Value) -> Value:
     return constant(wrapped)
 
 
-@rule(torch._C._are_functorch_transforms_active)
-def _are_active(tx: Tracer) -> Value:
-    return constant(bool(tx.transforms))
+rule(torch._C._are_functorch_transforms_active)(lambda tx: constant(bool(tx.transforms)))
