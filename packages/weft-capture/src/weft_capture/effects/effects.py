@@ -28,10 +28,10 @@ from weft_capture.model.attributes import dict_of
 from weft_capture.model.constant import NONE, constant
 from weft_capture.model.containers import Container
 from weft_capture.model.dicts import DictValue
-from weft_capture.model.finalizers import has_finalizer
 from weft_capture.model.objects import DELETED, UserObject
 from weft_capture.model.protocol import MutableValue, Output, Tracer, Value
 from weft_capture.model.scope import globals_source
+from weft_capture.model.weakrefs import has_finalizer
 from weft_capture.tensors.runtime_values import origins
 
 

@@ -16,10 +16,10 @@ from weft_capture.breaks import Break
 from weft_capture.bytecode import Decoded, Instr, decode
 from weft_capture.model.constant import NONE, constant
 from weft_capture.model.containers import SequenceValue
-from weft_capture.model.finalizers import pop_dying
 from weft_capture.model.functions import CellValue, FunctionValue
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Raised, Tracer, Value
+from weft_capture.model.weakrefs import pop_dying
 from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.dispatch import Handler, unsupported
 

@@ -37,9 +37,9 @@ from weft_capture.execution.stepping import SteppedFrame, Steps
 from weft_capture.functions import classes, table
 from weft_capture.functions import wrap as wrapping
 from weft_capture.functions.generators import make_generator
-from weft_capture.functions.language.identity import equal
 from weft_capture.functions.language.namespaces import GlobalsValue
 from weft_capture.functions.language.text import text_of
+from weft_capture.functions.language.type_checks import equal
 from weft_capture.functions.torch.interception import Overrides
 from weft_capture.library_traits import scalar_library
 from weft_capture.model import attributes
@@ -47,17 +47,16 @@ from weft_capture.model.constant import FRAME_CLASSES, plain_scalar
 from weft_capture.model.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.model.dicts import DictValue, DictView, LazyValue
 from weft_capture.model.exceptions import ExceptionValue, chain
-from weft_capture.model.finalizers import has_finalizer
 from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.model.instance_dicts import instance_dict
 from weft_capture.model.iterators import DictIterator, ListedIterator, SequenceIterator
 from weft_capture.model.protocol import Kwargs, MethodOf, MutableValue, Raised, Value, set_tracer
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.reachability import children, leads_to
+from weft_capture.model.weakrefs import has_finalizer
 from weft_capture.policy.selection import check_inlinable, is_compiled_by_torch
-from weft_capture.tensors import dynamic, symbolic_scalars
+from weft_capture.tensors import inputs, symbolic_scalars
 from weft_capture.tensors.graph import GraphBuilder
-from weft_capture.tensors.inputs import write_guards
 from weft_capture.tensors.runtime_values import RuntimeValue, origins
 from weft_capture.tensors.tensor import TensorValue
 
@@ -134,9 +133,9 @@ class Tracer:
     pregraph_value = symbolic_scalars.pregraph_value
     by_python = symbolic_scalars.by_python
     compare_varying = symbolic_scalars.compare_varying
-    dynamic_layout = dynamic.dynamic_layout
-    dynamic_int = dynamic.dynamic_int
-    unread_length = dynamic.unread_length
+    dynamic_layout = inputs.dynamic_layout
+    dynamic_int = inputs.dynamic_int
+    unread_length = inputs.unread_length
 
     # ---- objects to values
 
@@ -274,7 +273,7 @@ class Tracer:
         """Return every guard of the capture, those on symbolic sizes included."""
         self.effects.guard_distinct()
         guards = list(self.guards)
-        guards += write_guards(self.graph.inputs)
+        guards += inputs.write_guards(self.graph.inputs)
         if self.graph.shape_env is not None:
             from weft_guards.shapes import shape_guards  # noqa: PLC0415 - imports sympy
 

@@ -62,7 +62,6 @@ from weft_capture.model.containers import (
 from weft_capture.model.contexts import AutocastContext, InferenceContext
 from weft_capture.model.dicts import DictValue, LazyValue, MappingProxy
 from weft_capture.model.exceptions import wrap_exception
-from weft_capture.model.finalizers import holds_finalizer
 from weft_capture.model.functions import (
     BoundMethod,
     BuiltinValue,
@@ -84,7 +83,7 @@ from weft_capture.model.objects import (
 from weft_capture.model.protocol import MethodOf, Tracer, Value
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.scope import ModuleObject
-from weft_capture.model.weakrefs import WeakRefValue
+from weft_capture.model.weakrefs import WeakRefValue, holds_finalizer
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import RandomValue, RuntimeValue
 from weft_capture.tensors.subclass import wrap_wrapper

@@ -19,7 +19,7 @@ from weft_core.inlinable import inlinable
 from weft_capture.breaks import Break
 from weft_capture.functions.language.polyfilled import polyfill
 from weft_capture.functions.table import rule
-from weft_capture.libraries import jagged_attention
+from weft_capture.libraries import nested
 from weft_capture.model.constant import FALSE, NONE, Constant
 from weft_capture.model.contexts import NullContext
 from weft_capture.model.protocol import Output, Tracer, Value
@@ -126,6 +126,6 @@ def _attend_densely(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     tensors = [bound.pop(name, NONE) for name in _NAMES[:3]]
     scale, rest = bound.pop("scale", NONE), [*bound.values()]
     plain = all(isinstance(option, Constant) and not option.value for option in rest)
-    if plain and jagged_attention.supports(*(getattr(tensor, "fake", None) for tensor in tensors)):
-        return tx.graph.emit("call_function", jagged_attention.attend, [*tensors, scale], {})
+    if plain and nested.supports(*(getattr(tensor, "fake", None) for tensor in tensors)):
+        return tx.graph.emit("call_function", nested.attend, [*tensors, scale], {})
     return tx.graph.emit("call_function", _DENSE, list(args), kwargs)

@@ -10,9 +10,9 @@ from weft_capture.model.constant import NULL, constant
 from weft_capture.model.containers import ListValue, SetValue, SliceValue, TupleValue
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.functions import FunctionValue
-from weft_capture.model.iteration import steps
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Frame, Value
+from weft_capture.model.slots import steps
 from weft_capture.opcodes.dispatch import opcode
 from weft_capture.python_compat import too_many_values, type_name
 from weft_capture.tensors.runtime_values import join_texts

@@ -10,10 +10,10 @@ from weft_capture.model import attributes
 from weft_capture.model.constant import NULL
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.functions import CellValue, FunctionValue
-from weft_capture.model.iteration import steps
 from weft_capture.model.objects import ModuleValue
 from weft_capture.model.protocol import Frame, Kwargs, Raised, Value
 from weft_capture.model.region_marks import mark_call
+from weft_capture.model.slots import steps
 from weft_capture.opcodes.dispatch import opcode
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 

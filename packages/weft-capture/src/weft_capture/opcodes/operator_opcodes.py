@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 
 from weft_capture.bytecode import Instr
-from weft_capture.functions.language.identity import identical
+from weft_capture.functions.language.type_checks import identical
 from weft_capture.model.constant import NULL, constant, is_constant_object
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.protocol import Frame, Raised, Tracer, Value

@@ -12,11 +12,11 @@ from weft_capture.bytecode import Instr, call_pair, original
 from weft_capture.functions.classes import SuperValue
 from weft_capture.model.constant import NONE, NULL
 from weft_capture.model.dicts import DictValue
-from weft_capture.model.finalizers import pop_dying, release
 from weft_capture.model.functions import BoundMethod, CellValue
 from weft_capture.model.objects import DELETED
 from weft_capture.model.protocol import Frame, Value
 from weft_capture.model.scope import import_module, load_global, store_global
+from weft_capture.model.weakrefs import pop_dying, release
 from weft_capture.opcodes.dispatch import HANDLERS, opcode
 
 

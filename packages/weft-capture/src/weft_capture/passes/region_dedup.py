@@ -26,7 +26,7 @@ from weft_core.tensor_versions import version_of
 
 from weft_capture import config
 from weft_capture.model.region_marks import result_state
-from weft_capture.passes.subgraphs import Subgraph, extract_subgraph
+from weft_capture.passes.graph_split import Subgraph, extract_subgraph
 
 Compiled = Callable[..., Any]
 CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]

@@ -34,16 +34,17 @@ from weft_capture.model.containers import SequenceValue, sequence_of
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.tensors import scalar_operands, subclass
-from weft_capture.tensors.fake_versions import restore, states
 from weft_capture.tensors.inputs import (
     GraphInput,
     check_views,
     check_writes,
+    guard_strided,
     input_name,
     note_layouts,
     note_writes,
+    restore,
+    states,
 )
-from weft_capture.tensors.strided import guard_strided
 from weft_capture.tensors.subclass import RaggedSize, WrapperValue
 from weft_capture.tensors.tensor import SymValue, TensorValue, check_operator
 

@@ -1,9 +1,11 @@
-"""Inputs of a graph: their sources, and checks of writes to them."""
+"""Inputs of a graph: sources, layouts, memory, and checks of writes to them."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +17,59 @@ from weft_core.tensor_versions import version_of
 from weft_guards import Guard, MemoryUse
 from weft_guards.explain import program_expr
 from weft_guards.payloads import shares_memory, writes_are_disjoint
-from weft_guards.sources import CallSource, Source
+from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, LocalSource, Source
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, NeedsSymbols
+from weft_capture.model.constant import constant
+from weft_capture.model.protocol import Tracer, Value
 from weft_capture.tensors import subclass, symbolic_scalars
-from weft_capture.tensors.fake_versions import Layout, State
+
+Layout = tuple[Any, Any, Any]
+"""Sizes, strides and storage offset."""
+State = tuple[torch.Tensor, int, bool, Layout | None]
+"""A fake, how often it was written, whether it requires grad, its layout if that may change."""
+
+
+def states(values: Iterable[Any], target: Any) -> list[State]:
+    """Return the states of the tensors among values, and in lists of them, before `target`."""
+    reshapes = changes_layout(getattr(target, "__name__", target))
+    snapshot: list[State] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            laid_out = reshapes and value.layout is torch.strided
+            layout = layout_of(value) if laid_out else None
+            snapshot.append((value, version_of(value), value.requires_grad, layout))
+        elif isinstance(value, list | tuple):
+            snapshot += states(value, target)
+    return snapshot
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """Return the sizes, strides and storage offset of a tensor."""
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+@functools.cache
+def changes_layout(name: str) -> bool:
+    """Say whether an operation changes the layout of its first argument in place (`t_`)."""
+    in_place = name[-1:] == "_" and name[-2:] != "__"
+    packet: Any = getattr(torch.ops.aten, name.partition(".")[0], None) if in_place else None
+    tags = {tag for o in packet.overloads() for tag in getattr(packet, o).tags} if packet else ()
+    return torch.Tag.inplace_view in tags
+
+
+def restore(before: list[State]) -> None:
+    """Restore tensors; a view whose base now has a `grad_fn` keeps its own."""
+    for tensor, version, requires_grad, layout in before:
+        if layout is not None:
+            with torch.no_grad():
+                tensor.as_strided_(*layout)
+        if tensor.requires_grad and not requires_grad:
+            with suppress(RuntimeError):
+                _ = tensor.requires_grad_(False) if tensor.is_leaf else tensor.detach_()
+        if version_of(tensor) != version:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
 
 _LONGEST_NAME = 36
 
@@ -175,3 +225,102 @@ def check_views(inputs: list[GraphInput]) -> None:
         base = getattr(entry.example, "_base", None)
         if base is not None and any(base is tensor for tensor in changed):
             raise Break("autograd-state", "a view of a tensor whose requires_grad changed")
+
+
+# ---- `as_strided` depends on the storage of its argument
+
+
+_NAMES = ("as_strided", "as_strided_", "as_strided_copy")
+
+
+def begins_its_memory(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor has no storage offset."""
+    return tensor.storage_offset() == 0
+
+
+def guard_strided(tx: Tracer, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Guard what `as_strided` of a fake assumes: offsets count from the start of the memory.
+
+    The fake of an argument begins its memory and has no more than its own elements.
+
+    Raises:
+        Break: it would reach memory that the fake does not have.
+    """
+    name = getattr(target, "__name__", target)
+    if not isinstance(name, str) or name.partition(".")[0] not in _NAMES:
+        return
+    x, sizes, strides, offset = _arguments(*args, **kwargs)
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or 0 in sizes:
+        return
+    first = x.storage_offset() if offset is None else offset
+    end = first + sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True)) + 1
+    if end * x.element_size() > x.untyped_storage().nbytes():
+        raise Break("tensor-storage", f"{name} beyond the elements of the tensor")
+    entry = None if offset is None else _owner(tx.graph.inputs, x)
+    if entry is None:
+        return
+    if not begins_its_memory(entry.example):  # type: ignore[arg-type]
+        raise Break("tensor-storage", f"{name} with an offset, of a tensor with an offset")
+    tx.guard(CallSource(begins_its_memory, (entry.source,)), "CONST", True)
+
+
+def _arguments(
+    self: Any = None, size: Any = (), stride: Any = (), storage_offset: Any = None, **rest: Any
+) -> tuple[Any, Any, Any, Any]:
+    return rest.get("input", self), size, stride, storage_offset
+
+
+def _owner(inputs: Sequence[GraphInput], x: torch.Tensor) -> GraphInput | None:
+    memory = x.untyped_storage()._cdata
+    for entry in inputs:
+        fake = entry.node_example
+        if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
+            if fake.untyped_storage()._cdata == memory:
+                return entry
+    return None
+
+
+# ---- which sizes, strides and ints from outside become symbolic in one capture
+
+
+Dims = tuple[int, ...]
+
+
+def dynamic_layout(tx: Tracer, tensor: torch.Tensor, source: Source) -> tuple[Dims, Dims]:
+    """Return the dimensions of an input that become symbolic, and those whose strides do."""
+    if tx.policy is None or isinstance(source, ConstSource):
+        return (), ()
+    dims = tuple(d for d, varies in enumerate(tx.policy.dims(source, tensor)) if varies)
+    strides = tx.policy.free_strides(source, tensor)
+    if (dims or strides) and not tx.symbolic:
+        raise NeedsSymbols
+    return dims, strides
+
+
+def dynamic_int(tx: Tracer, number: int, source: Source) -> Value | None:
+    """Return a symbolic int for an input that varies; None to keep it constant."""
+    root = source
+    while isinstance(root, ItemSource) and not isinstance(root.base, DictSource):
+        root = root.base
+    if tx.policy is None or (root is not source and tx.steps.no_tensor_yet):
+        return None  # it would create hundreds of symbols
+    argument = isinstance(root, LocalSource)
+    if not tx.policy.int_is_dynamic(source, number, argument=argument):
+        return None
+    if not tx.symbolic:
+        raise NeedsSymbols
+    value = tx.graph.symint_input(number, source)
+    if value is not None:
+        tx.guard(source, "TYPE", int)
+    return value
+
+
+def unread_length(tx: Tracer, container: Any) -> Value | None:
+    """Return the length of an untouched container from outside; None for another one."""
+    if not container.is_untouched():
+        return None
+    length = len(container.real)
+    varying = tx.dynamic_int(length, CallSource(len, (container.source,)))
+    if varying is None:
+        tx.guard(container.source, "LEN", length)
+    return varying or constant(length)

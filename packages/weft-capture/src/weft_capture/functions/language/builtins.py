@@ -1,4 +1,4 @@
-"""Builtin functions and classes, and the methods of generators and iterators."""
+"""Builtin functions and classes, module `operator`, and the methods of generators and iterators."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.functions.classes import SuperValue
 from weft_capture.functions.generators import CALLS, AsyncStep, GeneratorValue
-from weft_capture.functions.language.identity import identical
-from weft_capture.functions.language.type_checks import converted
+from weft_capture.functions.language.type_checks import converted, identical
 from weft_capture.functions.table import pure, rule, rule_of_each
 from weft_capture.model.attributes import lookup
 from weft_capture.model.constant import (
@@ -38,7 +37,6 @@ from weft_capture.model.containers import (
 )
 from weft_capture.model.dicts import DictValue, DictView
 from weft_capture.model.exceptions import ExceptionValue, chain, exception_to_throw
-from weft_capture.model.iteration import steps
 from weft_capture.model.iterators import (
     CombinedIterator,
     IteratorValue,
@@ -48,7 +46,20 @@ from weft_capture.model.iterators import (
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Raised, Tracer, Value, method, method_of_each
 from weft_capture.model.proxy import Proxy
-from weft_capture.model.slots import DIVMOD, binary, by_methods, length, stepped
+from weft_capture.model.slots import (
+    BINARY,
+    COMPARE,
+    DIVMOD,
+    UNARY,
+    binary,
+    by_methods,
+    compare,
+    contains,
+    length,
+    stepped,
+    steps,
+    unary,
+)
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH, type_name
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import TextValue
@@ -416,3 +427,34 @@ def _is_hooked() -> bool:
 
 
 method(IteratorValue, "__iter__")(lambda tx, self: self.tp_iter(tx))
+
+
+# ---- module `operator`: each function is an operator of `model.slots`
+
+
+def _two(evaluate: Any, symbol: str, tx: Tracer, left: Value, right: Value) -> Any:
+    return evaluate(tx, symbol, left, right)
+
+
+def _one(symbol: str, tx: Tracer, value: Value) -> Value:
+    return unary(tx, symbol, value)
+
+
+for _symbol, _operator in BINARY.items():
+    rule(_operator.function)(functools.partial(_two, binary, _symbol))
+    rule(_operator.inplace)(functools.partial(_two, binary, f"{_symbol}="))
+for _symbol, _operator in COMPARE.items():
+    rule(_operator.function)(functools.partial(_two, compare, _symbol))
+for _symbol, (_function, _) in UNARY.items():
+    rule(_function)(functools.partial(_one, _symbol))
+rule(abs)(functools.partial(_one, "abs"))
+rule(operator.inv)(functools.partial(_one, "~"))
+rule(operator.getitem)(lambda tx, items, key: items.mp_subscript(tx, key))
+
+
+@rule(operator.setitem)
+def _setitem(tx: Tracer, items: Value, key: Value, item: Value) -> None:
+    items.mp_ass_subscript(tx, key, item)
+
+
+rule(operator.contains)(lambda tx, items, item: contains(tx, items, item))

@@ -14,7 +14,6 @@ from weft_capture.model.constant import NONE, NOT_IMPLEMENTED, constant, real_ca
 from weft_capture.model.containers import SetValue, TupleValue
 from weft_capture.model.dicts import DictValue, DictView, MappingProxy
 from weft_capture.model.exceptions import ExceptionValue, chain
-from weft_capture.model.iteration import listed, steps
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Raised, Tracer, Value, key_in, method, method_of_each
 from weft_capture.model.slots import (
@@ -22,6 +21,8 @@ from weft_capture.model.slots import (
     COMPARE,
     contains_by_iteration,
     length,
+    listed,
+    steps,
     without_class,
 )
 

@@ -40,7 +40,6 @@ from weft_capture.model.containers import (
     is_named,
 )
 from weft_capture.model.dicts import DictValue, DictView
-from weft_capture.model.iteration import listed, steps
 from weft_capture.model.iterators import DequeValue
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Tracer, Value, method, method_of_each
@@ -50,6 +49,8 @@ from weft_capture.model.slots import (
     combined,
     contains_by_iteration,
     is_sequence,
+    listed,
+    steps,
     without_class,
 )
 from weft_capture.python_compat import type_name

@@ -54,12 +54,11 @@ from weft_capture.model.constant import (
 from weft_capture.model.containers import SequenceValue
 from weft_capture.model.exceptions import TRACEBACK
 from weft_capture.model.functions import BoundMethod, FunctionValue, PartialValue
-from weft_capture.model.iteration import steps
 from weft_capture.model.iterators import CombinedIterator, ListedIterator
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Kwargs, Tracer, Value, current_tracer, method
 from weft_capture.model.proxy import Proxy
-from weft_capture.model.slots import combined
+from weft_capture.model.slots import combined, steps
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import RuntimeValue

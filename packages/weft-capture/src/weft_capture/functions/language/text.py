@@ -26,11 +26,10 @@ from weft_capture.model.containers import (
 )
 from weft_capture.model.dicts import DictValue, DictView
 from weft_capture.model.exceptions import ExceptionValue
-from weft_capture.model.iteration import listed
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Tracer, Value, method
 from weft_capture.model.proxy import Proxy
-from weft_capture.model.slots import without_class
+from weft_capture.model.slots import listed, without_class
 from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, join_texts
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
 from weft_capture.tensors.tensor import SymValue, TensorValue

@@ -21,7 +21,7 @@ from weft_guards.sources import Source
 
 from weft_capture.breaks import Break
 from weft_capture.functions import table
-from weft_capture.functions.graph_functions import hashes_silently, is_graph_function
+from weft_capture.functions.table import hashes_silently, is_graph_function
 from weft_capture.functions.torch.pytree import real_tree, tree_value
 from weft_capture.model import attributes
 from weft_capture.model.constant import FALSE, FRAME_CLASSES, NONE, Constant, constant
