@@ -17,7 +17,7 @@ from weft_capture.decorators import (
     is_compiling,
     substitute_in_graph,
 )
-from weft_capture.effects.engine import leave_backwards, running
+from weft_capture.effects.rehearsals import leave_backwards, running
 from weft_capture.passes.graph_split import compile_split
 from weft_capture.passes.region_dedup import compile_regions
 from weft_capture.policy.reports import FrameReport, Report

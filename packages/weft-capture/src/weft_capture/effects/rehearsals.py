@@ -1,21 +1,71 @@
-"""Execute code symbolically only to learn its guards, its operations and its side effects."""
+"""Code that is one call in the graph: symbolic execution of it, and who captures backward passes.
+
+It is executed symbolically only to learn its guards, its operations and its side effects. Where
+another stage captures backward passes, `backward()` and `autograd.grad` of a captured program are
+eager calls between its graphs, made under the flags of the calling function.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.fx import Node
+from weft_guards.sources import CallSource
 
+from weft_capture import frame
 from weft_capture.breaks import Break
-from weft_capture.effects import engine
 from weft_capture.effects.runtime_asserts import CHECK
 from weft_capture.model.containers import SequenceValue
 from weft_capture.model.protocol import BIRTHS, Raised, Tracer, Value
 from weft_capture.model.region_marks import modes_of, nodes_after
 from weft_capture.tensors.tensor import TensorValue
+
+
+def _never() -> bool:
+    return False
+
+
+class _Engine:
+    is_elsewhere: Callable[[], bool] = staticmethod(_never)
+
+
+def leave_backwards(predicate: Callable[[], bool]) -> None:
+    """Leave backward passes to another stage where `predicate()` is true in the current thread."""
+    _Engine.is_elsewhere = staticmethod(predicate)
+
+
+def is_elsewhere() -> bool:
+    """Say whether another stage captures a backward pass that begins now in this thread."""
+    return _Engine.is_elsewhere()
+
+
+def running() -> Any:
+    """Return the `Capture` whose function this thread runs, None outside of optimised calls."""
+    return frame.current()
+
+
+@contextmanager
+def one_graph_call(tx: Tracer) -> Iterator[None]:
+    """Execute code that is one call of the graph, with the backward passes in it."""
+    tx.opaque_depth += 1
+    try:
+        yield
+    finally:
+        tx.opaque_depth -= 1
+
+
+def check_backward(tx: Tracer, detail: str) -> None:
+    """Break at a backward pass that another stage captures; guard who does."""
+    if tx.opaque_depth:
+        return
+    elsewhere = is_elsewhere()
+    tx.guard(CallSource(is_elsewhere, ()), "CONST", elsewhere)
+    if elsewhere:
+        raise Break("backward", detail)
 
 
 @contextmanager
@@ -28,7 +78,7 @@ def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
     before = torch.is_grad_enabled()
     policy, tx.policy = tx.policy, None  # numbers it reads may not become inputs of the graph
     try:
-        with isolated(tx, name) as nodes, engine.one_graph_call(tx):
+        with isolated(tx, name) as nodes, one_graph_call(tx):
             tx.set_grad_mode(False)
             yield
             tx.set_grad_mode(before)

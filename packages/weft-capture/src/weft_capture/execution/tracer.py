@@ -50,9 +50,16 @@ from weft_capture.model.exceptions import ExceptionValue, chain
 from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.model.instance_dicts import instance_dict
 from weft_capture.model.iterators import DictIterator, ListedIterator, SequenceIterator
-from weft_capture.model.protocol import Kwargs, MethodOf, MutableValue, Raised, Value, set_tracer
+from weft_capture.model.protocol import (
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Raised,
+    Value,
+    set_tracer,
+)
 from weft_capture.model.proxy import Proxy
-from weft_capture.model.reachability import children, leads_to
+from weft_capture.model.slots import leads_to
 from weft_capture.model.weakrefs import has_finalizer
 from weft_capture.policy.selection import check_inlinable, is_compiled_by_torch
 from weft_capture.tensors import inputs, symbolic_scalars
@@ -469,7 +476,7 @@ class Tracer:
         pending: list[Value] = []
         for frame in self.active_frames():
             pending += [*frame.locals.values(), *frame.cells.values(), *frame.stack]
-        pending += [child for owner in owners for child in children(owner)]
+        pending += [child for owner in owners for child in owner.tp_traverse()]
         pending += [written for _, written in self.effects.globals.values()]
         return leads_to(pending, target)
 

@@ -1,7 +1,7 @@
 """Jagged tensors: their rows, which are views of the values between two offsets, and attention.
 
-The offsets become symbolic sizes of the graph, also without `capture_scalar_outputs`. torch converts
-jagged tensors to strided nested ones for attention, and reads the sizes from the offsets. The
+The offsets become symbolic sizes of the graph, also without `capture_scalar_outputs`. For attention
+torch converts jagged tensors to strided nested ones, whose sizes it reads from the offsets; the
 operator here runs the kernel for dense tensors row by row, so that no graph depends on a size.
 """
 

@@ -23,7 +23,7 @@ from weft_capture.model.dicts import DictValue
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.tensors import symbolic_scalars
-from weft_capture.tensors.known_numbers import before_graph
+from weft_capture.tensors.scalar_operands import before_graph
 from weft_capture.tensors.tensor import TensorValue
 
 pure(torch._C._get_privateuse1_backend_name, torch.cuda.is_current_stream_capturing)

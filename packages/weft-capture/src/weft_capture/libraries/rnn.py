@@ -19,7 +19,7 @@ from weft_capture.config import settings
 from weft_capture.functions.table import rule, rule_of_each
 from weft_capture.model.constant import NONE
 from weft_capture.model.protocol import Tracer, Value
-from weft_capture.tensors.known_numbers import numbers
+from weft_capture.tensors.scalar_operands import numbers
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 

@@ -80,6 +80,9 @@ class SequenceValue(Container):
     def tp_iter(self, tx: Tracer) -> Value:
         return tx.iterator_over(self)
 
+    def tp_traverse(self) -> Iterable[Value]:
+        return self.items  # type: ignore[no-any-return]
+
     def with_items(self, items: Sequence[Value]) -> Value:
         """Return the result of slicing or adding sequences of this class."""
         return type(self)(items)  # type: ignore[call-arg]
@@ -212,6 +215,9 @@ class ListValue(SequenceValue, MutableValue):
 
     def is_untouched(self) -> bool:
         return self.read is not None and not self.added
+
+    def tp_traverse(self) -> Iterable[Value]:
+        return self.added  # type: ignore[no-any-return]
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         return [each(item) for item in self.items]
@@ -357,6 +363,9 @@ class SetValue(MutableValue):
                 out.call(self.cls, [added_items])
                 return
         raise Break("object-identity", "a set whose order cannot be rebuilt")
+
+    def tp_traverse(self) -> Iterable[Value]:
+        return self.entries.values()
 
     def state(self) -> object:
         """Return the state of the set, for comparison."""

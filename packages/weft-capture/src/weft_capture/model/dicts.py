@@ -7,9 +7,10 @@ wrapped, and guarded, when they are first read.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -287,6 +288,9 @@ class DictValue(Container, MutableValue):
 
     def nb_bool(self, tx: Tracer) -> bool:
         return truth_now(tx, self) if self.is_untouched() else bool(self.entries)
+
+    def tp_traverse(self) -> Iterable[Value]:
+        return itertools.chain.from_iterable((self.own if self.read else self.entries).values())
 
     def is_untouched(self) -> bool:
         return not (self.read is None or self.own or self.log)

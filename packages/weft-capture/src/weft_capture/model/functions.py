@@ -12,6 +12,7 @@ import operator
 import sys
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,12 +48,6 @@ class CellValue(MutableValue):
     changing = ("contents",)
     real: types.CellType = field(default_factory=types.CellType)  # the cell of placeholders
 
-    def read(self, tx: Tracer) -> Value:
-        """Return the contents; raise the program's ValueError without."""
-        if self.contents is None:
-            tx.raise_(ValueError, "Cell is empty")
-        return tx.force(self.contents)
-
     def store(self, tx: Tracer, value: Value | None) -> None:
         """Change the contents, recorded."""
         tx.mutate(self)
@@ -60,6 +55,9 @@ class CellValue(MutableValue):
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         self.store(tx, value)
+
+    def tp_traverse(self) -> Iterable[Value]:
+        return () if self.contents is None else (self.contents,)
 
     def reconstruct_empty(self, out: Output) -> None:
         """Create the `__class__` cell of a class, which the class statement fills."""
@@ -87,7 +85,9 @@ class CellValue(MutableValue):
             out.later(setattr, self, constant("cell_contents"), self.contents)
 
 
-CellValue.methods = {"get:cell_contents": lambda tx, self: self.read(tx)}
+CellValue.methods["get:cell_contents"] = lambda tx, self: (
+    tx.force(self.contents) if self.contents else tx.raise_(ValueError, "Cell is empty")
+)
 
 
 FUNCTION_FIELDS = frozenset(
@@ -215,6 +215,9 @@ class FunctionValue(MutableValue):
         tx.mutate(self)
         del self.attributes[name]
 
+    def tp_traverse(self) -> Iterable[Value]:
+        return (*self.cells, *self.attributes.values())
+
     def reconstruct(self, out: Output) -> None:
         if self.is_placeholder:
             raise Break("cannot-rebuild", f"{self.describe()} is needed after a graph break")
@@ -329,6 +332,9 @@ class BoundMethod(Value):
             return MethodOf(self, name)
         special = {"__func__": self.function, "__self__": self.owner}
         return special[name] if name in special else self.function.tp_getattro(tx, name)
+
+    def tp_traverse(self) -> Iterable[Value]:
+        return self.function, self.owner
 
     def reconstruct(self, out: Output) -> None:
         out.call(types.MethodType, [self.function, self.owner])

@@ -13,7 +13,7 @@ import io
 import threading
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -357,6 +357,9 @@ class UserObject(InstanceValue):
         if self.base is not None and not self.has_special("__iter__"):
             return self.base.unpack(tx)
         return super().unpack(tx)
+
+    def tp_traverse(self) -> Iterable[Value]:
+        return (*self.attrs.values(), *([] if self.base is None else [self.base]))
 
     # Generated code.
 

@@ -19,7 +19,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -325,6 +325,10 @@ class Value:
         """Evaluate `self is other`."""
         return self is other
 
+    def tp_traverse(self) -> Iterable[Value]:
+        """Return the values that the object refers to, as far as capture knows."""
+        return ()
+
 
 Value.methods["get:__class__"] = lambda tx, self: tx.type_of(self)
 BIRTHS = itertools.count()
@@ -401,6 +405,9 @@ class MethodOf(Value):
         if self.name == "__call__" and self.owner.python_type() is types.FunctionType:
             return self.owner.tp_call(tx, args, kwargs)
         return self.owner.call_method(tx, self.name, args, kwargs)
+
+    def tp_traverse(self) -> Iterable[Value]:
+        return (self.owner,)
 
     def reconstruct(self, out: Output) -> None:
         out.load(self.owner)

@@ -332,3 +332,15 @@ def listed(tx: Tracer, items: Value) -> list[Value]:
             raise Break("builtin-error", f"{items.describe()} as a sequence") from None
         raise
     return list(steps(tx, iterator))
+
+
+def leads_to(pending: list[Value], target: Value) -> bool:
+    """Say whether one of these values is, or refers to, a new value, directly or indirectly."""
+    seen: set[int] = set()
+    for value in pending:  # breadth first: the list grows
+        if value is target:
+            return True
+        if id(value) not in seen and value.source is None:
+            seen.add(id(value))
+            pending.extend(value.tp_traverse())
+    return False

@@ -10,8 +10,6 @@ from weft_capture.opcodes.dispatch import HANDLERS
 
 __all__ = ["HANDLERS"]
 
-_FAMILIES = (
-    "variables", "operator_opcodes", "build", "jumps", "call_opcodes", "exception_opcodes"
-)  # fmt: skip
+_FAMILIES = ("variables", "operator_opcodes", "build", "jumps", "call_opcodes")
 for _family in _FAMILIES:
     importlib.import_module(f"weft_capture.opcodes.{_family}")

@@ -34,7 +34,7 @@ from weft_capture.model.functions import CellValue
 from weft_capture.model.iterators import IteratorValue
 from weft_capture.model.objects import DELETED
 from weft_capture.model.protocol import Tracer, Value
-from weft_capture.model.reachability import children, leads_to
+from weft_capture.model.slots import leads_to
 from weft_capture.model.weakrefs import WeakRefValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
@@ -253,7 +253,7 @@ class Output:
 
     def is_cyclic(self, value: Value) -> bool:
         """Say whether a container (indirectly) contains itself."""
-        return leads_to(list(children(value)), value)
+        return leads_to([*value.tp_traverse()], value)
 
     def replay_attributes(
         self,

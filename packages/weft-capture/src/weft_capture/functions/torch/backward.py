@@ -16,7 +16,7 @@ from weft_guards.sources import CallSource
 
 from weft_capture import config
 from weft_capture.breaks import Break
-from weft_capture.effects import engine
+from weft_capture.effects.rehearsals import check_backward
 from weft_capture.functions.table import rule
 from weft_capture.model.constant import FALSE, NONE, constant
 from weft_capture.model.protocol import Kwargs, Tracer, Value, method
@@ -37,7 +37,7 @@ def _backward(
     tx: Tracer, tensors: Value, grad_tensors: Value = NONE, retain_graph: Value = NONE,
     create_graph: Value = FALSE, grad_variables: Value = NONE, inputs: Value = NONE,
 ) -> None:  # fmt: skip
-    engine.check(tx, "backward()")
+    check_backward(tx, "backward()")
     if not config.settings.capture_backward:
         raise _refused("while config.capture_backward is off")
     if not {retain_graph, create_graph, grad_variables, inputs} <= {NONE, FALSE}:

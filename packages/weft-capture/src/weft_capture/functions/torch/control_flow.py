@@ -20,8 +20,7 @@ from weft_core.inlinable import inlinable
 from weft_core.tensor_versions import version_of
 
 from weft_capture.breaks import Break
-from weft_capture.effects import engine
-from weft_capture.effects.rehearsals import isolated
+from weft_capture.effects.rehearsals import isolated, one_graph_call
 from weft_capture.functions.language.polyfilled import polyfill
 from weft_capture.functions.table import rule
 from weft_capture.functions.torch.pytree import real_tree, tree_value
@@ -85,7 +84,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
         raise Break("higher-order-op", f"{name} in such a graph")
     old = list(graph.tensors())
     versions, written = [version_of(value.fake) for value in old], graph.writes()
-    with isolated(tx, name) as nodes, engine.one_graph_call(tx):
+    with isolated(tx, name) as nodes, one_graph_call(tx):
         result = function.tp_call(tx, list(args), {})
         leaves, spec = pytree.tree_flatten(real_tree(tx, result, None))
         inside = {id(value) for value in graph.tensors()} - set(map(id, old))

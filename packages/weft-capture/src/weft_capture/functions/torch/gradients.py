@@ -19,8 +19,7 @@ from weft_guards.sources import AttrSource
 
 from weft_capture import torch_compat
 from weft_capture.breaks import Break
-from weft_capture.effects import engine
-from weft_capture.effects.rehearsals import rehearsal
+from weft_capture.effects.rehearsals import check_backward, rehearsal
 from weft_capture.functions.classes import ClassValue
 from weft_capture.functions.table import rule
 from weft_capture.model.constant import FALSE, NONE, TRUE, constant
@@ -151,7 +150,7 @@ def _gradients(
     The history is retained, since results of the graph may need it.
     """
     if FALSE is create_graph is is_grads_batched and not tx.transforms:
-        engine.check(tx, "torch.autograd.grad")
+        check_backward(tx, "torch.autograd.grad")
     if tx.transforms:
         raise Break("function-transform", "torch.autograd.grad under vmap")
     if only_inputs is not TRUE:

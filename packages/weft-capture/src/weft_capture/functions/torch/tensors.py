@@ -19,7 +19,7 @@ from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, T
 from weft_capture.model.protocol import Kwargs, Tracer, Value, method
 from weft_capture.model.slots import combined
 from weft_capture.tensors import symbolic_scalars
-from weft_capture.tensors.known_numbers import before_graph, numbers
+from weft_capture.tensors.scalar_operands import before_graph, numbers
 from weft_capture.tensors.subclass import WrapperValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
