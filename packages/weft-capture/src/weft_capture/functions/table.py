@@ -11,12 +11,12 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from weft_capture.breaks import Break
+from weft_capture.model.attributes import C_DESCRIPTORS
 from weft_capture.model.constant import NONE, SCALARS, fold, real_call
 from weft_capture.model.protocol import H, Handler, Kwargs, Raised, Tracer, Value
 from weft_capture.torch_compat import check_torch, fits
@@ -81,13 +81,8 @@ def is_graph_function(function: Any) -> bool:
 
 
 class Treatment(enum.Enum):
-    """What capture does with a call of a known callable."""
+    """What capture does with a call of a known callable that has no handler."""
 
-    HANDLER = enum.auto()
-    """Call the row's handler: handler(tx, *args, **kwargs)."""
-    CODE = enum.auto()
-    """The same for functions of one code, which the program makes anew each time:
-    handler(tx, function, args, kwargs), which returns None where it does not apply."""
     PURE = enum.auto()
     """Run it while capturing; every argument must be constant."""
     PURE_OR_TRACED = enum.auto()
@@ -96,18 +91,13 @@ class Treatment(enum.Enum):
     """Make it a node of the graph."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of the table of callables."""
-
-    treatment: Treatment
-    handler: Handler | None = None
-
-
+Row = Treatment | Handler
 ROWS: dict[object, Row] = {}
-"""Callable, or code -> row; functions of modules that are imported late by name."""
+"""Callable -> treatment or handler(tx, *args, **kwargs).
 
-_PURE, GRAPH = Row(Treatment.PURE), Row(Treatment.GRAPH)
+Functions of modules that are imported late are here by name, functions that the program makes anew
+each time by their code: handler(tx, function, args, kwargs), None where it does not apply.
+"""
 
 _FAMILIES = (
     "functions.language.builtins",
@@ -138,18 +128,12 @@ _FAMILIES = (
     "libraries.nested",
 )
 
-_DESCRIPTORS = (
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-)
-
 
 def rule(*callables: object) -> Callable[[H], H]:
     """Make the decorated handler the rule of `callables`."""
 
     def add(handler: H) -> H:
-        ROWS.update(dict.fromkeys(callables, Row(Treatment.HANDLER, handler)))
+        ROWS.update(dict.fromkeys(callables, handler))
         return handler
 
     return add
@@ -166,23 +150,14 @@ def rule_of_each(*callables: object) -> Callable[[H], H]:
     return add
 
 
-def code_rule(*codes: types.CodeType) -> Callable[[H], H]:
-    """Make the decorated handler the rule of functions of these codes."""
-
-    def add(handler: H) -> H:
-        ROWS.update(dict.fromkeys(codes, Row(Treatment.CODE, handler)))
-        return handler
-
-    return add
-
-
-def _add(row: Row, *callables: object) -> None:
+def _treat(row: Row, *callables: object) -> None:
     ROWS.update(dict.fromkeys(callables, row))
 
 
-pure = functools.partial(_add, _PURE)
-pure_or_traced = functools.partial(_add, Row(Treatment.PURE_OR_TRACED))
-graph = functools.partial(_add, GRAPH)
+code_rule = rule
+pure = functools.partial(_treat, Treatment.PURE)
+pure_or_traced = functools.partial(_treat, Treatment.PURE_OR_TRACED)
+graph = functools.partial(_treat, Treatment.GRAPH)
 """Give callables such a row; graph nodes beyond those that `is_graph_function` recognises."""
 
 
@@ -215,7 +190,7 @@ def find_row(obj: object) -> Row | None:
     if row is None and isinstance(obj, types.FunctionType | type):
         original = obj.__dict__.get("_torchdynamo_orig_callable")
         if original is not None and (obj.__module__ or "").startswith("torch.optim"):
-            return Row(Treatment.HANDLER, _caller(original))
+            return _caller(original)
         if isinstance(obj, types.FunctionType):  # `functools.wraps` may have copied its name
             package = str(obj.__globals__.get("__name__")).partition(".")[0]
             if package not in _LIBRARIES:
@@ -227,7 +202,7 @@ def find_row(obj: object) -> Row | None:
 def find(obj: object) -> Handler | None:
     """Return the handler of a callable, or of functions of a code, or None."""
     row = find_row(obj)
-    return row.handler if row is not None else None
+    return None if isinstance(row, Treatment) else row
 
 
 @functools.cache
@@ -243,8 +218,7 @@ def is_leaf(function: object) -> bool:
 
 def is_pure(obj: Any) -> bool:
     """Say whether a callable is run while capturing when its arguments are constant."""
-    row = find_row(obj)
-    return row is not None and row.treatment in (Treatment.PURE, Treatment.PURE_OR_TRACED)
+    return find_row(obj) in (Treatment.PURE, Treatment.PURE_OR_TRACED)
 
 
 def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
@@ -266,14 +240,15 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
         result = _call_as_method(tx, obj, args, kwargs)
         if result is not None:
             return result
-        row = GRAPH if is_graph_function(obj) else _PURE if _is_constants_method(obj) else None
+        pure_method = Treatment.PURE if _is_constants_method(obj) else None
+        row = Treatment.GRAPH if is_graph_function(obj) else pure_method
     if row is None:
         raise Break("c-function", _name(obj))
-    if row.handler is not None:
-        return apply(tx, row.handler, args, kwargs, obj)
-    if row.treatment is Treatment.GRAPH:
+    if not isinstance(row, Treatment):
+        return apply(tx, row, args, kwargs, obj)
+    if row is Treatment.GRAPH:
         return tx.graph.emit("call_function", obj, args, kwargs)
-    if row.treatment is Treatment.PURE:
+    if row is Treatment.PURE:
         return fold(tx, obj, args, kwargs)
     with contextlib.suppress(Break):
         if not any(map(_is_callback, (*args, *kwargs.values()))):
@@ -289,7 +264,7 @@ def _call_as_method(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> 
         return args[0].tp_getattro(tx, described.__name__)
     if args and type(obj) is types.FunctionType and vars(torch.Tensor).get(name) is obj:
         return args[0].call_method(tx, name, args[1:], kwargs)
-    if isinstance(obj, _DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):
+    if isinstance(obj, C_DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):
         return args[0].call_base_method(tx, _owner(obj), obj.__name__, args[1:], kwargs)
     if isinstance(obj, types.BuiltinFunctionType) and isinstance(obj.__self__, type):
         for_class = _rule_for_class(obj.__self__, name)

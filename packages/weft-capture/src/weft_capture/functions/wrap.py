@@ -38,7 +38,7 @@ from weft_capture.functions.classes import ClassValue
 from weft_capture.functions.language.cached_functions import CachedFunction
 from weft_capture.functions.table import find, is_leaf, is_pure
 from weft_capture.functions.torch.interception import OverridingTensor, has_handler
-from weft_capture.model.attributes import check_hashes, lookup, metadata_of
+from weft_capture.model.attributes import C_DESCRIPTORS, check_hashes, lookup, metadata_of
 from weft_capture.model.constant import (
     NONE,
     Constant,
@@ -432,13 +432,7 @@ _ITERATORS: tuple[Any, ...] = (
 )  # fmt: skip
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
-_DESCRIPTORS = (
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.GetSetDescriptorType,
-    types.ClassMethodDescriptorType,
-)
+_DESCRIPTORS = (*C_DESCRIPTORS, types.MethodWrapperType, types.GetSetDescriptorType)
 _HINTS = typing._BaseGenericAlias | typing._SpecialForm | typing.NewType  # type: ignore[attr-defined]
 _OPERATORS = torch._ops.OpOverload | torch._ops.OpOverloadPacket
 

@@ -269,12 +269,12 @@ def _bind_c_method(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls
     return MethodOf(owner, name)
 
 
-_C_DESCRIPTORS = (
+C_DESCRIPTORS = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
 )
-C_METHODS = (*_C_DESCRIPTORS, types.BuiltinFunctionType)
+C_METHODS = (*C_DESCRIPTORS, types.BuiltinFunctionType)
 FIELD = type(vars(collections.namedtuple("_", "a"))["a"])
 """What reads a field of a named tuple."""
 _BINDERS: dict[type, Callable[[Any, MroEntry, str, Value, type], Value]] = {
@@ -287,7 +287,7 @@ _BINDERS: dict[type, Callable[[Any, MroEntry, str, Value, type], Value]] = {
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
     staticmethod: lambda tx, mro_entry, name, owner, cls: tx.const_object(mro_entry[1].__func__),
-    **dict.fromkeys(_C_DESCRIPTORS, _bind_c_method),
+    **dict.fromkeys(C_DESCRIPTORS, _bind_c_method),
     types.MemberDescriptorType: _bind_slot,
     types.GetSetDescriptorType: _bind_slot,
 }

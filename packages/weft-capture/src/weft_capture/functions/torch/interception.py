@@ -380,8 +380,8 @@ def _may_tell_handlers(function: Any) -> bool:
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
     answers = getattr(table.find(function), "__qualname__", "").startswith("_always.")
     asks = "torchfunction" in name.replace("_", "").lower() or name.endswith("function_stack_at")
-    quiet = answers or asks or table.is_pure(function)
-    return table.find_row(function) is table.GRAPH or (name.startswith("torch.") and not quiet)
+    of_torch = name.startswith("torch.") and not (answers or asks or table.is_pure(function))
+    return of_torch or table.find_row(function) is table.Treatment.GRAPH
 
 
 def _tells_handlers(function: Any) -> bool:
