@@ -139,10 +139,8 @@ class NativeObject(MutableValue):
         return self.log.run(tx, call_named, [self, constant(name), *args], kwargs)
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
-        if name == "__class__" or not hasattr(self.cls, name):
-            return self.getattr_fallback(tx, name)
-        if callable(getattr(self.cls, name)):
-            return MethodOf(self, name)
+        if name == "__class__" or not hasattr(self.cls, name) or callable(getattr(self.cls, name)):
+            return super().tp_getattro(tx, name)
         return self.log.run(tx, getattr, [self, constant(name)], {})
 
     def tp_iter(self, tx: Tracer) -> Value:

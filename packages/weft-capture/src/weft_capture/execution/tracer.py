@@ -28,8 +28,7 @@ from weft_guards.sources import (
 from weft_capture import config
 from weft_capture.breaks import Break
 from weft_capture.bytecode import decode
-from weft_capture.effects.deferred_calls import DeferredCalls
-from weft_capture.effects.effects import Effects, weakly
+from weft_capture.effects.effects import DeferredCalls, Effects, weakly
 from weft_capture.execution import class_body
 from weft_capture.execution.frames import Frame
 from weft_capture.execution.journal import Journal
@@ -48,7 +47,6 @@ from weft_capture.model.containers import Container, ListValue, SetValue, TupleV
 from weft_capture.model.dicts import DictValue, DictView, LazyValue
 from weft_capture.model.exceptions import ExceptionValue, chain
 from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
-from weft_capture.model.instance_dicts import instance_dict
 from weft_capture.model.iterators import DictIterator, ListedIterator, SequenceIterator
 from weft_capture.model.protocol import (
     Kwargs,
@@ -59,6 +57,7 @@ from weft_capture.model.protocol import (
     set_tracer,
 )
 from weft_capture.model.proxy import Proxy
+from weft_capture.model.scope import instance_dict
 from weft_capture.model.slots import leads_to
 from weft_capture.model.weakrefs import has_finalizer
 from weft_capture.policy.selection import check_inlinable, is_compiled_by_torch

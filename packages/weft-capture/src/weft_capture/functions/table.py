@@ -99,34 +99,16 @@ Functions of modules that are imported late are here by name, functions that the
 each time by their code: handler(tx, function, args, kwargs), None where it does not apply.
 """
 
-_FAMILIES = (
-    "functions.language.builtins",
-    "functions.language.text",
-    "functions.language.sequences",
-    "functions.language.dict_functions",
-    "functions.torch.tensors",
-    "functions.torch.gradients",
-    "functions.torch.transforms",
-    "functions.torch.pytree",
-    "libraries.optimizers",
-    "functions.torch.calls",
-    "functions.torch.interception",
-    "functions.language.stdlib",
-    "functions.language.context_functions",
-    "functions.language.polyfilled",
-    "functions.language.type_checks",
-    "functions.language.namespaces",
-    "functions.language.messages",
-    "functions.torch.randomness",
-    "libraries.numpy",
-    "functions.torch.control_flow",
-    "libraries.attention",
-    "functions.torch.backward",
-    "libraries.rnn",
-    "libraries.triton",
-    "libraries.distributed",
-    "libraries.nested",
-)
+_FAMILIES = """
+    functions.language.builtins functions.language.text functions.language.sequences
+    functions.language.dict_functions functions.torch.tensors functions.torch.gradients
+    functions.torch.transforms functions.torch.pytree libraries.optimizers functions.torch.calls
+    functions.torch.interception functions.language.stdlib functions.language.context_functions
+    functions.language.polyfilled functions.language.type_checks functions.language.namespaces
+    functions.language.messages functions.torch.randomness libraries.numpy
+    functions.torch.control_flow libraries.attention functions.torch.backward libraries.rnn
+    libraries.triton libraries.distributed libraries.nested
+"""
 
 
 def rule(*callables: object) -> Callable[[H], H]:
@@ -176,7 +158,7 @@ def load() -> None:
     A module that does not fit this torch is skipped: its callables then break the graph.
     """
     check_torch()
-    for family in _FAMILIES:
+    for family in _FAMILIES.split():
         with fits(f"capture's rules in {family} are"):
             importlib.import_module(f"weft_capture.{family}")
 

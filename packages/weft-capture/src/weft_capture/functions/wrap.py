@@ -307,11 +307,6 @@ def _wrap_range(tx: Tracer, obj: range, source: Source) -> Value:
     return value if symbolic_scalars.varies(tx, obj, source) else RangeValue(value.as_constant())
 
 
-def _wrap_slice(tx: Tracer, obj: slice, source: Source) -> Value:
-    bounds = [wrap(tx, getattr(obj, n), AttrSource(source, n)) for n in ("start", "stop", "step")]
-    return SliceValue(*bounds)
-
-
 def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value:
     if is_leaf(obj) or is_pure(obj):
         tx.guard_identity(source, obj)
@@ -446,7 +441,11 @@ EXACT: dict[type, Wrapper] = {
     frozenset: _wrap_set,
     collections.deque: _typed(_wrap_deque),
     range: _typed(_wrap_range),
-    slice: _typed(_wrap_slice),
+    slice: _typed(
+        lambda tx, obj, source: SliceValue(
+            *(wrap(tx, getattr(obj, n), AttrSource(source, n)) for n in ("start", "stop", "step"))
+        )
+    ),
     object: _identical(ObjectConstant),
     types.FunctionType: _wrap_function,
     types.CellType: _wrap_cell,

@@ -441,6 +441,9 @@ class RangeValue(Value):
             return constant(getattr(self.range, name))
         return super().tp_getattro(tx, name)
 
+    def nb_bool(self, tx: Tracer) -> bool:
+        return bool(self.range)
+
     def as_constant(self) -> Any:
         return self.range
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,12 +209,8 @@ def _compare_bases(tx: Tracer, op: Operator, left: Value, right: Value) -> Value
     """Compare the builtin parts of instances, then identities (CPython: do_richcompare)."""
     plain = [without_class(value) for value in (left, right)]
     if plain != [left, right]:
-        try:
+        with unsure_errors(f"an error of {op.symbol}"):  # the message names the classes
             return compare(tx, op.symbol, *plain)
-        except Raised as raised:
-            if issubclass(raised.value.python_type(), TypeError):  # the message names the classes
-                raise Break("builtin-error", f"an error of {op.symbol}") from None
-            raise
     if op.symbol in ("==", "!="):
         return constant(one_object(tx, left, right) == (op.symbol == "=="))
     names = f"'{type_name(left.python_type())}' and '{type_name(right.python_type())}'"
@@ -238,6 +235,27 @@ def one_object(tx: Tracer, left: Value, right: Value) -> bool:
     return same
 
 
+@contextmanager
+def unsure_errors(detail: str) -> Iterator[None]:
+    """Break at a TypeError of the program whose message is not the interpreter's."""
+    try:
+        yield
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), TypeError):
+            raise Break("builtin-error", detail) from None
+        raise
+
+
+def optional_attribute(tx: Tracer, value: Value, name: str) -> Value | None:
+    """Read an attribute; None at an AttributeError (CPython: PyObject_GetOptionalAttr)."""
+    try:
+        return value.tp_getattro(tx, name)
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), AttributeError):
+            return None
+        raise
+
+
 # ---- containers
 
 
@@ -256,12 +274,8 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
 
 def contains_by_iteration(tx: Tracer, container: Value, item: Value) -> bool:
     """Look for an equal item, one by one (CPython: _PySequence_IterSearch)."""
-    try:
+    with unsure_errors("in on what is not iterable"):
         items = stepped(tx, container)
-    except Raised as raised:
-        if issubclass(raised.value.python_type(), TypeError):
-            raise Break("builtin-error", "in on what is not iterable") from None
-        raise
     return any(tx.is_equal(item, each) for each in items)
 
 
@@ -325,12 +339,8 @@ def listed(tx: Tracer, items: Value) -> list[Value]:
     """
     if not hasattr(items.python_type(), "__iter__") and not isinstance(items, UserObject):
         raise Break("builtin-error", f"{items.describe()} as a sequence")
-    try:
+    with unsure_errors(f"{items.describe()} as a sequence"):
         iterator = items.tp_iter(tx) if isinstance(items, UserObject) else items
-    except Raised as raised:
-        if issubclass(raised.value.python_type(), TypeError):
-            raise Break("builtin-error", f"{items.describe()} as a sequence") from None
-        raise
     return list(steps(tx, iterator))
 
 

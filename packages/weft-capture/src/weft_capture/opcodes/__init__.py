@@ -10,6 +10,5 @@ from weft_capture.opcodes.dispatch import HANDLERS
 
 __all__ = ["HANDLERS"]
 
-_FAMILIES = ("variables", "operator_opcodes", "build", "jumps", "call_opcodes")
-for _family in _FAMILIES:
+for _family in ("variables", "operator_opcodes", "build", "jumps"):
     importlib.import_module(f"weft_capture.opcodes.{_family}")

@@ -20,9 +20,13 @@ from weft_capture.tensors.runtime_values import join_texts
 _CONTAINERS = {"BUILD_TUPLE": TupleValue, "BUILD_LIST": ListValue, "BUILD_SET": SetValue}
 
 
-@opcode(*_CONTAINERS)
-def _build(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(_CONTAINERS[instr.opname](frame.pop_many(instr.arg)))
+opcode(*_CONTAINERS)(
+    lambda frame, instr: frame.stack.append(_CONTAINERS[instr.opname](frame.pop_many(instr.arg)))
+)
+opcode("BUILD_STRING")(
+    lambda frame, instr: frame.stack.append(join_texts(frame.tx, frame.pop_many(instr.arg)))
+)
+opcode("CONVERT_VALUE")(lambda frame, instr: _convert(frame, instr.arg))
 
 
 @opcode("BUILD_MAP")
@@ -38,22 +42,11 @@ def _build_const_key_map(frame: Frame, instr: Instr) -> None:
     frame.stack.append(DictValue([(constant(k), v) for k, v in zip(keys, values, strict=True)]))
 
 
-@opcode("BUILD_STRING")
-def _build_string(frame: Frame, instr: Instr) -> None:
-    texts = frame.pop_many(instr.arg)
-    frame.stack.append(join_texts(frame.tx, texts))
-
-
 @opcode("FORMAT_VALUE")
 def _format_value(frame: Frame, instr: Instr) -> None:
     spec = frame.stack.pop() if instr.arg & 4 else constant("")
     _convert(frame, instr.arg & 3)
     frame.stack.append(frame.tx.builtin(format, frame.stack.pop(), spec))
-
-
-@opcode("CONVERT_VALUE")
-def _convert_value(frame: Frame, instr: Instr) -> None:
-    _convert(frame, instr.arg)
 
 
 def _convert(frame: Frame, which: int) -> None:

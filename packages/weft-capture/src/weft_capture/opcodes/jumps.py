@@ -145,11 +145,6 @@ def _cleanup_throw(frame: Frame, instr: Instr) -> None:
     frame.stack[-3:] = [NONE, raised.tp_getattro(frame.tx, "value")]
 
 
-@opcode("END_SEND")
-def _end_send(frame: Frame, instr: Instr) -> None:
-    frame.stack.pop(-2)
-
-
 @opcode("GET_AWAITABLE")
 def _get_awaitable(frame: Frame, instr: Instr) -> None:
     value = frame.stack[-1]

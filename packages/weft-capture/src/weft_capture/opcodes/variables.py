@@ -20,12 +20,6 @@ from weft_capture.model.weakrefs import pop_dying, release
 from weft_capture.opcodes.dispatch import HANDLERS, opcode
 
 
-@opcode("MAKE_CELL")
-def _make_cell(frame: Frame, instr: Instr) -> None:
-    name = instr.argval
-    frame.bind(name, CellValue(frame.bind(name, None)), cell=True)
-
-
 def _unbound(frame: Frame, name: str) -> NoReturn:
     text = "where it is not associated with a value"
     name = name.lstrip(".")  # of an inlined comprehension
@@ -66,11 +60,6 @@ def _delete_fast(frame: Frame, instr: Instr) -> None:
     release(frame, frame.tx.force(frame.locals.get(instr.argval, NONE)))
     if frame.bind(instr.argval, None) is None:
         _unbound(frame, instr.argval)
-
-
-@opcode("POP_TOP")
-def _pop_top(frame: Frame, instr: Instr) -> None:
-    pop_dying(frame, frame.stack.pop())
 
 
 @opcode("LOAD_CLOSURE")
@@ -115,11 +104,6 @@ class _Names(Value):
     frame: Frame
 
 
-@opcode("LOAD_LOCALS")
-def _load_locals(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(_Names(frame))
-
-
 def _names_of(value: Value) -> dict[str, Value]:
     """Return the names of a class body, or those of the class that was made of it."""
     if isinstance(value, _Names):
@@ -145,11 +129,6 @@ def _load_name(frame: Frame, instr: Instr) -> None:
         _load_deref(frame, instr)
     else:
         _load_global(frame, instr)
-
-
-@opcode("STORE_NAME")
-def _store_name(frame: Frame, instr: Instr) -> None:
-    frame.bind(instr.argval, frame.stack.pop())
 
 
 @opcode("DELETE_NAME")
@@ -218,6 +197,13 @@ def _import_from(frame: Frame, instr: Instr) -> None:
 
 HANDLERS |= {
     **dict.fromkeys(("NOP", "RESUME", "COPY_FREE_VARS", "END_FOR"), lambda frame, instr: None),
+    "MAKE_CELL": lambda frame, instr: frame.bind(
+        instr.argval, CellValue(frame.bind(instr.argval, None)), cell=True
+    ),
+    "LOAD_LOCALS": lambda frame, instr: frame.stack.append(_Names(frame)),
+    "STORE_NAME": lambda frame, instr: frame.bind(instr.argval, frame.stack.pop()),
+    "POP_TOP": lambda frame, instr: pop_dying(frame, frame.stack.pop()),
+    "END_SEND": lambda frame, instr: frame.stack.pop(-2),
     "COPY": lambda frame, instr: frame.stack.append(frame.stack[-instr.arg]),
     "GET_LEN": lambda frame, instr: frame.stack.append(frame.tx.builtin(len, frame.stack[-1])),
     "SETUP_ANNOTATIONS": lambda frame, instr: frame.locals.setdefault(

@@ -22,6 +22,7 @@ from weft_capture.model.slots import (
     contains_by_iteration,
     length,
     listed,
+    optional_attribute,
     steps,
     without_class,
 )
@@ -66,13 +67,7 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
 def _has_keys(tx: Tracer, items: Value) -> bool:
     if not isinstance(items, UserObject):
         return hasattr(items.python_type(), "keys")
-    try:
-        items.tp_getattro(tx, "keys")
-    except Raised as raised:
-        if issubclass(raised.value.python_type(), AttributeError):
-            return False
-        raise
-    return True
+    return optional_attribute(tx, items, "keys") is not None
 
 
 @rule_of_each(dict, OrderedDict)

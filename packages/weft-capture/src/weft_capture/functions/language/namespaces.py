@@ -37,8 +37,9 @@ from weft_capture.model.dicts import DictValue
 from weft_capture.model.exceptions import TRACEBACK, handled
 from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.model.objects import DELETED, UserObject
-from weft_capture.model.protocol import AT_RUN, Kwargs, Output, Raised, Tracer, Value, method
+from weft_capture.model.protocol import AT_RUN, Kwargs, Output, Tracer, Value, method
 from weft_capture.model.scope import ModuleObject, import_module, load_global, store_global
+from weft_capture.model.slots import optional_attribute
 from weft_capture.python_compat import FRAME_KEEPS_LOCALS, unhashable
 from weft_capture.tensors.tensor import TensorValue
 
@@ -65,12 +66,9 @@ def _name_for(tx: Tracer, function: Any, name: Value) -> str:
 
 def _read(tx: Tracer, function: Any, value: Value, name: Value, default: Value | None) -> Value:
     text = _name_for(tx, function, name)
-    try:
+    if default is None:
         return value.tp_getattro(tx, text)
-    except Raised as error:
-        if default is not None and issubclass(error.value.python_type(), AttributeError):
-            return default
-        raise
+    return optional_attribute(tx, value, text) or default
 
 
 rule(getattr)(lambda tx, value, name, default=None: _read(tx, getattr, value, name, default))
@@ -388,9 +386,5 @@ def _all_objects(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
 def _vars(tx: Tracer, value: Value | None = None) -> Value:
     if value is None:
         return tx.builtin(locals)
-    try:
-        return value.tp_getattro(tx, "__dict__")
-    except Raised as raised:
-        if not issubclass(raised.value.python_type(), AttributeError):
-            raise
-        tx.raise_(TypeError, "vars() argument must have __dict__ attribute")
+    variables = optional_attribute(tx, value, "__dict__")
+    return variables or tx.raise_(TypeError, "vars() argument must have __dict__ attribute")

@@ -61,7 +61,14 @@ from weft_capture.model.exceptions import TRACEBACK
 from weft_capture.model.functions import BoundMethod, FunctionValue, ObjectConstant, PartialValue
 from weft_capture.model.iterators import CombinedIterator, DequeValue, ListedIterator
 from weft_capture.model.objects import OBJECT_METHODS, ModuleValue, UserObject
-from weft_capture.model.protocol import Kwargs, Tracer, Value, current_tracer, method
+from weft_capture.model.protocol import (
+    Kwargs,
+    MutableValue,
+    Tracer,
+    Value,
+    current_tracer,
+    method,
+)
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.slots import combined, steps
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
@@ -344,7 +351,8 @@ def _copy(tx: Tracer, value: Value) -> Value:
         return value
     if isinstance(value, UserObject):
         return tx.trace_body(copy.copy, [value], {})
-    name = "copy" if hasattr(value.python_type(), "copy") else "__copy__"
+    changes = isinstance(value, MutableValue) and hasattr(value.python_type(), "copy")
+    name = "copy" if changes else "__copy__"
     return value.call_method(tx, name, [], {})
 
 
