@@ -192,8 +192,8 @@ def _all_differ(*objects: object) -> bool:
 # ---- calls that run eagerly in each call of the function: output, clocks, random numbers
 #
 # Capture only records such a call. The replacement code makes it before the graph (early) or right
-# after it (late), in the program's order, and before writes to objects. docs/architecture lists the
-# conditions under which the program cannot notice.
+# after it (late), in the program's order, and before writes to objects.
+# docs/architecture/capture-effects.md lists the conditions under which the program cannot notice.
 
 
 @dataclass(frozen=True, eq=False)

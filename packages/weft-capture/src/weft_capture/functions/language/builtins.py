@@ -133,11 +133,9 @@ def _number(number_type: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> V
     return converted(tx, args[0], name if hasattr(args[0].cls, name) else "__index__", number_type)
 
 
-rule(pow)(
-    lambda tx, base, exponent, *mod: (
-        fold(tx, pow, [base, exponent, *mod], {}) if mod else binary(tx, "**", base, exponent)
-    )
-)
+@rule(pow)
+def _pow(tx: Tracer, base: Value, exponent: Value, *mod: Value) -> Value:
+    return fold(tx, pow, [base, exponent, *mod], {}) if mod else binary(tx, "**", base, exponent)
 
 
 @rule(round)
@@ -275,11 +273,11 @@ def _set(cls: type, tx: Tracer, items: Value | None = None) -> Value:
     return SetValue([] if items is None else items.unpack(tx), cls=cls)
 
 
-rule(slice)(
-    lambda tx, first, stop=None, step=NONE: (
-        SliceValue(NONE, first, NONE) if stop is None else SliceValue(first, stop, step)
-    )
-)
+@rule(slice)
+def _slice(tx: Tracer, first: Value, stop: Value | None = None, step: Value = NONE) -> Value:
+    return SliceValue(NONE, first, NONE) if stop is None else SliceValue(first, stop, step)
+
+
 rule(range)(
     lambda tx, *args: RangeValue(real_call(tx, range, *(_integer(tx, arg) for arg in args)))
 )

@@ -65,14 +65,12 @@ def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Valu
     return AttentionContext(sdpa_kernel, (enabled, set_priority.nb_bool(tx)), {})
 
 
-@rule_of_each(
+rule_of_each(
     torch.profiler.record_function,
     "torch.fx.traceback.annotate",
     eager_transforms.enable_inplace_requires_grad,
     forward_ad._set_fwd_grad_enabled,
-)
-def _without_effect(make: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
-    return NullContext(make)
+)(lambda make, tx, /, *args, **kwargs: NullContext(make))
 
 
 @rule(torch.autograd.graph.disable_saved_tensors_hooks)

@@ -122,9 +122,9 @@ def _get(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Valu
     return default if value is None else value
 
 
-@method_of_each(DictValue, "keys", "values", "items")
-def _view(view_name: str, tx: Tracer, self: DictValue) -> Value:
-    return DictView(getattr(self, "inner", self), view_name)
+method_of_each(DictValue, "keys", "values", "items")(
+    lambda view_name, tx, self: DictView(getattr(self, "inner", self), view_name)
+)
 
 
 method(DictValue, "copy", "__copy__")(lambda tx, self: self.copy())

@@ -113,11 +113,9 @@ def _has(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
     raise Break("namespace-dict", "a new name in the globals")
 
 
-method(GlobalsValue, "get")(
-    lambda tx, self, key, default=NONE: (
-        _item(tx, self, key) if _has(tx, self, key).nb_bool(tx) else default
-    )
-)
+@method(GlobalsValue, "get")
+def _get(tx: Tracer, self: GlobalsValue, key: Value, default: Value = NONE) -> Value:
+    return _item(tx, self, key) if _has(tx, self, key).nb_bool(tx) else default
 
 
 @method(GlobalsValue, "__setitem__")
