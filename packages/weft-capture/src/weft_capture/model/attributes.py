@@ -221,6 +221,9 @@ _STORED = frozenset([vars(torch._C._FunctionBase)["needs_input_grad"]])
 
 
 def _bind_slot(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
+    member = owner.tp_member(tx, mro_entry[0], name)
+    if member is not None:
+        return member
     if name == "__dict__":
         return tx.instance_dict(owner)
     if name == "__class__":

@@ -22,10 +22,9 @@ from weft_capture.model.containers import ListValue, TupleValue
 from weft_capture.model.dicts import LazyValue
 from weft_capture.model.protocol import (
     Frame,
+    InstanceValue,
     Kwargs,
-    MutableValue,
     Output,
-    Raised,
     Tracer,
     Value,
     method,
@@ -65,7 +64,7 @@ _FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 @dataclass(eq=False)
-class ExceptionValue(MutableValue):
+class ExceptionValue(InstanceValue):
     """An exception instance.
 
     Args:
@@ -101,55 +100,41 @@ class ExceptionValue(MutableValue):
 
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         self.refuse("__getattribute__")
+        return attributes.plain_attribute(tx, self, name)
+
+    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
+        if name not in self.attributes and self.source is not None:
+            tx.guard(self.source, "ATTR_ABSENT", name)
+        return tx.force(self.attributes[name]) if name in self.attributes else None
+
+    def tp_member(self, tx: Tracer, definer: type, name: str) -> Value | None:
         if name in self.attributes:
             return tx.force(self.attributes[name])
         if name == "args":
             return tx.tuple_of(self.args)
         if name == "__traceback__" and self.raised:
             return TRACEBACK
-        if name in _UNSET:
-            if self.source is not None:
-                raise Break("exception-state", f"{name} of an exception from outside the frame")
+        if name in _UNSET and self.source is None:
             return _UNSET[name]
-        if name == "__class__":
-            return tx.const_object(self.cls)
-        try:
-            return self._field(tx, name)
-        except Raised as raised:
-            mro_entry = attributes.lookup(self.cls, "__getattr__")
-            if mro_entry is None or not issubclass(raised.value.python_type(), AttributeError):
-                raise
-        getter = attributes.bind(tx, mro_entry, name, self, self.cls)
-        return getter.tp_call(tx, [constant(name)], {})
+        if name == "value" and issubclass(self.cls, StopIteration):
+            return self.args[0] if self.args else NONE
+        if issubclass(self.cls, BaseExceptionGroup) and name in ("message", "exceptions"):
+            message, members = self.args
+            return message if name == "message" else tx.tuple_of(members.unpack(tx))
+        if name == "__class__" or "__slots__" in vars(definer):
+            return None
+        unknown = (
+            self.raised and name in _fields(self.cls) and not issubclass(self.cls, ImportError)
+        )
+        if unknown or self.source is not None or name == "__dict__":
+            raise Break("exception-state", f"{name} of {self.describe()} of the current state")
+        return tx.literal(getattr(self.builtin(), name))
 
     def refuse(self, name: str) -> None:
         """Break where the program overrides a method of `object`."""
         mro_entry = attributes.lookup(self.cls, name)
         if mro_entry is not None and not isinstance(mro_entry[1], types.WrapperDescriptorType):
             raise Break("special-method", f"{self.cls.__name__}.{name}")
-
-    def _field(self, tx: Tracer, name: str) -> Value:
-        """Read what the class defines."""
-        if self.source is not None:
-            tx.guard(self.source, "ATTR_ABSENT", name)
-        if name == "value" and issubclass(self.cls, StopIteration):
-            return self.args[0] if self.args else NONE
-        if issubclass(self.cls, BaseExceptionGroup) and name in ("message", "exceptions"):
-            message, members = self.args
-            return message if name == "message" else tx.tuple_of(members.unpack(tx))
-        mro_entry = attributes.lookup(self.cls, name)
-        c_field = mro_entry and isinstance(mro_entry[1], attributes.SLOTS)
-        if c_field and (self.source is not None or name == "__dict__"):
-            raise Break("exception-state", f"{name} of {self.describe()} of the current state")
-        if mro_entry is None or (c_field and "__slots__" in vars(mro_entry[0])):  # an unset slot
-            tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
-        if c_field:
-            if self.raised and name in _fields(self.cls) and not issubclass(self.cls, ImportError):
-                raise Break("exception-state", f"{name} of {self.describe()}")
-            return tx.literal(getattr(self.builtin(), name))
-        if attributes.is_python_code(mro_entry[1]):
-            return attributes.bind(tx, mro_entry, name, self, self.cls)
-        return tx.class_attribute(self, self.cls, name)
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         mro_entry = attributes.lookup(self.cls, name)

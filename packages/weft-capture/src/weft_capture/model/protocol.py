@@ -201,6 +201,10 @@ class Value:
             return MethodOf(self, name)
         raise Break("c-attribute", f"attribute {name} of {self.describe()}")
 
+    def tp_member(self, tx: Tracer, definer: type, name: str) -> Value | None:
+        """Read a field of a class in C, its `definer`; None where the object has another form."""
+        return None
+
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         """Set an attribute."""
         raise Break("c-attribute", f"setting {name} of {self.describe()}")
