@@ -38,7 +38,7 @@ assert len(graphs) == 1
 """
 
 
-FAMILIES = ("functions.torch.autograd_functions", "libraries.attention", "libraries.triton")
+FAMILIES = ("functions.torch.gradients", "libraries.attention", "libraries.triton")
 
 
 @pytest.mark.slow
