@@ -17,7 +17,7 @@ from op_samples import DATABASE, samples_of, traced
 from torch import fx
 from weft_aot import JointGraph
 from weft_codegen.loops.lower.decompose import decompositions
-from weft_codegen.loops.lower.graph import GraphLowering, NoLowering
+from weft_codegen.loops.lower.graph import NO_ROW, GraphLowering, NoLowering
 from weft_codegen.loops.lower.shapes import rewritten
 from weft_codegen.loops.lower.sizes import learn
 
@@ -104,6 +104,26 @@ def name_of(op: Any) -> str:
     return str(op._schema.name).replace("::", ".") if hasattr(op, "_schema") else str(op)
 
 
+_INTRODUCTION = """\
+# Operator coverage
+
+What becomes of {0} of torch's own operator database, traced forward and backward. Made by
+`python benchmarks/op_coverage.py aten --write` with torch {1}. An operator is
+
+- **loop**: it becomes loops of weft's own (views cost nothing);
+- **call**: it stays a call of libtorch, for the reason in the last column;
+- **decomposed**: the decomposition table takes it apart into operators of other rows;
+- **no program**: it makes the whole graph run op by op.
+
+Where a cell holds several of these, arguments and layouts decide. `WEFT_LOGS=lowering` gives the
+reason of each call of a program. 16-bit floats are bfloat16 and float16; the column of floats
+holds for float32 and float64; of complex numbers only views are no calls. Operators that torch
+takes apart before the dispatcher sees them (`linear`, `matmul`) do not occur. Whether results are
+eager's is on [another page](operator-samples.md).
+
+"""
+
+
 def aten_report(results: list[dict[str, Any]], torch_version: str) -> str:
     """The page: an operator a row."""
     outcomes: dict[str, dict[tuple[str, str], set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -114,29 +134,18 @@ def aten_report(results: list[dict[str, Any]], torch_version: str) -> str:
             reasons[name] |= {why} - {""}
     columns = [(d, c) for d in ("forward", "backward") for c in CLASSES.values()]
     columns = [c for c in columns if any(c in cells for cells in outcomes.values())]
-    lines = [
-        "# Operator coverage",
-        "",
-        f"Made by `python benchmarks/op_coverage.py aten --write` with torch {torch_version}: what"
-        f" became of {len(outcomes)} aten operators in samples of torch's own operator database"
-        f" ({len({r['op'] for r in results})} entries), traced forward and backward. In a cell,",
-        "",
-        "- **loop**: it became loops of weft's own (views cost nothing);",
-        "- **call**: it stays a call of libtorch, for a reason in the last column;",
-        "- **decomposed**: the decomposition table took it apart into operators of other rows;",
-        "- **no program**: the graph as a whole runs op by op.",
-        "",
-        "Several of these in a cell depend on arguments and layouts. `WEFT_LOGS=lowering` says for"
-        " each call of a program why it is one. 16-bit floats stand for bfloat16 and float16;"
-        " integers for all of them; float for float32 and float64. Operators that torch takes apart"
-        " itself (`aten.linear`, `aten.matmul`) never reach weft. Whether results are eager's is"
-        " [another page](operator-samples.md).",
-        "",
-        "| operator | " + " | ".join(f"{d}, {c}" for d, c in columns) + " | why calls |",
-        "|---|" + "---|" * (len(columns) + 1),
-    ]
+    heads = " | ".join(f"{direction}, {kind}" for direction, kind in columns)
+    rule = "|---|" + "--:|" * len(columns)
+    entries = len({result["op"] for result in results})
+    counts = f"{len(outcomes)} aten operators in samples of {entries} entries"
+    lines = _INTRODUCTION.format(counts, torch_version).splitlines()
+    lines += [f"| operators | {heads} |", rule]
+    for outcome in ("loop", "call", "decomposed", "no program"):
+        counts = (sum(outcome in cells[c] for cells in outcomes.values()) for c in columns)
+        lines.append(f"| {outcome} | {' | '.join(map(str, counts))} |")
+    lines += ["", f"| operator | {heads} | why it is a call |", rule.replace("--:", "---") + "---|"]
     for name in sorted(outcomes):
         cells = (", ".join(sorted(outcomes[name].get(column, ()))) for column in columns)
-        why = "; ".join(sorted(reasons[name])).replace("|", "/")
+        why = "; ".join(sorted(reasons[name])).replace("|", "/").replace(NO_ROW, "no row")
         lines.append(f"| {name.removeprefix('aten.')} | {' | '.join(cells)} | {why} |")
     return "\n".join(lines) + "\n"

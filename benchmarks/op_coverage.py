@@ -219,7 +219,7 @@ def _summary(results: list[dict[str, Any]], by_op: dict[str, Any]) -> list[str]:
         " mode); the session goes on where it stopped."
     )
     lines = [
-        "# Operator coverage",
+        "# Samples of operators",
         "",
         f"Made by `nox -s coverage` with torch {torch_version}: {len(by_op)} of the"
         f" {len(DATABASE)} operators of torch's own operator database"
