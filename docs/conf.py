@@ -47,7 +47,7 @@ def _mode_rows() -> Rows:
 
 
 def _artifact_rows() -> Rows:
-    return [(_code(name), doc) for name, doc in ARTIFACTS.items()]
+    return [(_code(name), row.shows, row.skipped_by) for name, row in ARTIFACTS.items()]
 
 
 def _guard_rows() -> Rows:
@@ -59,7 +59,7 @@ def _guard_rows() -> Rows:
 TABLES = {
     "options": (("option", "default", "effect"), _option_rows),
     "modes": (("mode", "sets"), _mode_rows),
-    "artifacts": (("artifact", "shows"), _artifact_rows),
+    "artifacts": (("artifact", "shows", "cache not read meanwhile"), _artifact_rows),
     "guards": (("kind", "holds when", "if it fails often"), _guard_rows),
 }
 """Tables that are made of the code's own: heads and rows."""
