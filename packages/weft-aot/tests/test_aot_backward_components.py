@@ -282,3 +282,32 @@ def test_results_that_others_are_made_of_are_not_kept_alive():
     gc.collect()
     assert watched() is None
     third.sum().backward()
+
+
+def test_terms_of_unlike_layouts_come_from_parts_of_their_own():
+    def function(x, y):
+        return x / y, torch.nn.functional.pad(x, (0, 0, -1, 0))
+
+    grads = []
+    graph = function_graph(function, 2)
+    for run in (function, None):
+        x, y = torch.ones(3, 4).t().requires_grad_(), torch.zeros(3, requires_grad=True)
+        run = run or aot_compile(graph, [x, y], fw_compiler=Graphs())
+        run(x, y)[1].sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def test_a_gradient_that_no_tangent_reaches_is_still_nan():
+    def function(x, y):
+        undefined = x.log()
+        return torch.nn.functional.mse_loss(undefined, undefined) ** 0, x.var() * y
+
+    grads = []
+    graph = function_graph(function, 2)
+    for run in (function, None):
+        x, y = torch.tensor([-1.0, 2.0], requires_grad=True), torch.ones(())
+        run = run or aot_compile(graph, [x, y], fw_compiler=Graphs())
+        sum(run(x, y)).backward()
+        grads.append(x.grad)
+    assert grads[0].isnan().tolist() == grads[1].isnan().tolist() == [True, False]

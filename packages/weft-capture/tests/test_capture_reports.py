@@ -400,3 +400,31 @@ def test_the_log_of_side_effects_names_calls_and_writes_in_order(caplog):
     ]
     assert rest and all(text.splitlines()[1:] == ["  none"] for text in rest)
     assert (counter.steps, seen, Counter.kind) == (1, {"last": "x"}, "counts")
+
+
+def item(x, items):
+    return x + items[1] + items[-1] + len(items)
+
+
+def test_an_item_of_a_list_is_read_without_a_guard_on_the_others():
+    optimised = capture(item, eager_backend, rules=CacheRules(dynamic=False))
+    items = list(range(1000))
+    for index, graphs in ((0, 1), (500, 1), (-1, 2), (1, 3)):
+        items[index] += 1
+        assert torch.equal(optimised(X, items), item(X, items))
+        assert frame_of("item").graphs == graphs
+    assert frame_of("item").guards < 100
+
+
+def test_a_list_that_was_read_item_by_item_is_read_whole():
+    def function(x, items):
+        first, last = items[0], items[-1]
+        items[0].append(3)
+        return x + sum(map(len, items)) + len(first) + len(last), first is items[0], items
+
+    optimised = capture(function, eager_backend)
+    for items in ([[1], [2, 2]], [[1], [2, 2], []]):
+        ours = optimised(X, [list(one) for one in items])
+        theirs = function(X, [list(one) for one in items])
+        assert torch.equal(ours[0], theirs[0])
+        assert ours[1:] == theirs[1:]

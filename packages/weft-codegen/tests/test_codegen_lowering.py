@@ -188,6 +188,10 @@ def test_take_of_a_single_index_of_no_dimensions():
 
 def test_block_diag_promotes_numbers_as_torch_does():
     check(lambda x, s: torch.block_diag(x, s), X, torch.tensor(2.0, dtype=torch.float64))
+    count, half = torch.tensor(2), torch.tensor(0.5)
+    small, matrix = torch.ones(1, dtype=torch.uint8), torch.ones(2, 3, dtype=torch.float16)
+    for operands in itertools.permutations((count, half, small, matrix), 2):
+        check(lambda *blocks: torch.block_diag(*blocks), *operands)
 
 
 def test_softmax_of_integers_without_elements():

@@ -73,3 +73,12 @@ def test_results_of_random_indices(seed):
             fake = torch.ops.aten.index(to_fake(mode, tensor), given)
         layouts = [one if one is None else (shape, one.stride()) for one in indices]
         assert _steps(real) == _steps(fake), (tensor.shape, tensor.stride(), layouts)
+
+
+def test_a_view_of_channels_last_gives_the_strides_of_channels_last():
+    x = torch.empty_strided((1, 8, 5, 1), (40, 1, 8, 1))
+    mode = fake_mode()
+    for operator in (torch.sin, lambda x: x.clamp(min=0), lambda x: x + x, lambda x: x % 2):
+        with mode:
+            fake = operator(to_fake(mode, x))
+        assert fake.stride() == operator(x).stride()

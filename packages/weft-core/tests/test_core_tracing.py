@@ -85,6 +85,15 @@ def test_decompositions_apply_recursively():
     torch.testing.assert_close(gm(x)[0], torch.nn.functional.silu(x))
 
 
+def test_a_decomposition_returns_no_argument_where_its_operator_makes_a_tensor():
+    gm = trace(
+        lambda x: (torch.channel_shuffle(x, 1),),
+        torch.ones(1, 2, 3, 3),
+        decompositions={aten.channel_shuffle.default: lambda x, groups: x.view(x.shape)},
+    )
+    assert targets(gm)[-1] is aten.clone.default
+
+
 def test_decomposition_that_fills_a_fresh_tensor():
     def relu(x):
         out = torch.empty_like(x)

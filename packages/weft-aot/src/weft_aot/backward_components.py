@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from weft_core.symnodes import equal_sizes
 
-from weft_aot.cleanup import same_layout
 from weft_aot.records import BackwardComponent, JointGraph, Partition
 from weft_aot.walk import Bits, ancestors, depending, union
 
@@ -54,10 +54,17 @@ class _Sums:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two tensors like its result."""
+    """Whether a node adds two tensors of its sizes and dtype, in whatever memory layout."""
     terms = node.all_input_nodes
-    adds = node.target is aten.add.Tensor and not node.kwargs and len(terms) == 2
-    return adds and all(same_layout(node, term) for term in terms)
+    if node.target is not aten.add.Tensor or node.kwargs or len(terms) != 2:
+        return False
+    total, *added = (one.meta["val"] for one in (node, *terms))
+    return all(
+        term.dtype == total.dtype
+        and term.dim() == total.dim()
+        and equal_sizes(term.shape, total.shape)
+        for term in added
+    )
 
 
 def _meeting(graph: fx.Graph, behind: dict[fx.Node, Bits], sums: _Sums) -> list[Bits]:
@@ -74,8 +81,11 @@ def _meeting(graph: fx.Graph, behind: dict[fx.Node, Bits], sums: _Sums) -> list[
 def _extract(
     joint: JointGraph, cut: Partition, part: Bits, sums: _Sums, behind: dict[fx.Node, Bits]
 ) -> BackwardComponent:
-    """One part with a backward graph of its own."""
-    terms = [[term for term in found if behind[term] & part] for found in sums.terms]
+    """One part with a backward graph of its own.
+
+    A term that depends on no tangent, as zeros times an infinity, goes to the first part.
+    """
+    terms = [[term for term in found if (behind[term] or 1) & part] for found in sums.terms]
     needed = ancestors(term for found in terms for term in found)
     given = cut.backward.graph.find_nodes(op="placeholder")
     copied = [saved.source.kind == "copy" for saved in cut.saved]

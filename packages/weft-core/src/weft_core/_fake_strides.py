@@ -34,8 +34,13 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     strides = [stride for tensor in tensors for stride in (*tensor.shape, *tensor.stride())]
     if all(type(stride) is int for stride in strides):
         rows = all(tensor.is_contiguous() for tensor in tensors)
-        if rows and 1 in result.shape and _shapes(func, args) == {result.shape}:
-            return _contiguous(func, args, result)
+        if 1 in result.shape and _shapes(func, args) == {result.shape}:
+            # As TensorIteratorBase::fast_set_up, for operands of one shape.
+            if rows:
+                return _contiguous(func, args, result)
+            if all(map(_is_channels_last, tensors)):
+                layout = torch.channels_last
+                return torch.empty_like(result, device="meta", memory_format=layout).stride()
         chosen = not rows or any(1 in tensor.shape for tensor in tensors)
     else:
         narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
@@ -50,10 +55,20 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
 _POINTWISE: dict[Any, bool] = {}
 
 
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 def _shapes(func: Any, args: Any) -> set[Any]:
-    """Shapes of the operands; a number in the place of a tensor is one without dimensions."""
+    """Shapes of the operands.
+
+    A number in the place of a tensor is one without dimensions, and so is a number that a kernel
+    makes a tensor of, which schemas call `other`.
+    """
     operands = zip(args, func._schema.arguments, strict=False)
-    given = [value for value, one in operands if isinstance(one.type, torch.TensorType)]
+    given = [
+        v for v, one in operands if isinstance(one.type, torch.TensorType) or one.name == "other"
+    ]
     return {value.shape if isinstance(value, torch.Tensor) else () for value in given}
 
 
@@ -133,6 +148,7 @@ _STRIDES: dict[Any, _Rule] = {
     _aten._fft_r2c.default: _fft_strides,
     _aten.index.Tensor: _index_strides,
     _aten.pow.Scalar: _contiguous,
+    _aten.mvlgamma.default: _contiguous,
     _aten.isin.Tensor_Tensor: _contiguous,
     _aten.masked_fill.Scalar: _contiguous_on_cpu,
     _aten.masked_fill.Tensor: _contiguous_on_cpu,

@@ -36,6 +36,23 @@ def restride_as(made: Any, wanted: Any) -> Any:
     return aten.copy.default(whole, made)
 
 
+def unshare(func: OpOverload, made: Any, args: Any, kwargs: Any) -> Any:
+    """What a decomposition made, with memory of its own where the operator's schema says so."""
+    if func is aten._unsafe_view.default or any(one.alias_info for one in func._schema.returns):
+        return made
+    memory = {*map(_memory, pytree.tree_leaves((args, kwargs)))} - {None}
+    return pytree.tree_map(
+        lambda leaf: aten.clone.default(leaf) if _memory(leaf) in memory else leaf, made
+    )
+
+
+def _memory(leaf: Any) -> int | None:
+    """Return an identifier of a tensor's memory; None for what has none."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        return None
+    return leaf.untyped_storage()._cdata
+
+
 def _is_row_major(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return True

@@ -132,8 +132,21 @@ def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), x.new_empty(0)
 
 
+def _block_diag(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The reference takes a number's dtype for as strong as a matrix's."""
+    dtypes = [[t.dtype for t in tensors if bool(t.dim()) is shaped] for shaped in (True, False)]
+    strong, weak = (functools.reduce(torch.promote_types, found or [None]) for found in dtypes)
+    dtype = strong or weak
+    if strong and weak:
+        dtype = torch.result_type(torch.empty(1, dtype=strong), torch.empty((), dtype=weak))
+    rows = sum(t.shape[0] if t.dim() == 2 else 1 for t in tensors)
+    columns = sum(t.shape[-1] if t.dim() else 1 for t in tensors)
+    return tensors[0].new_empty((rows, columns), dtype=dtype)
+
+
 # Operators without meta kernels, or with one that is wrong or reads sizes as plain ints.
 _FAKES: dict[Any, Callable[..., Any]] = {
+    _aten.block_diag.default: _block_diag,
     _aten._upsample_bicubic2d_aa_backward.default: lambda grad, _, size, *__: grad.new_empty(size),
     _aten.log_sigmoid_forward.default: _log_sigmoid,
     _aten.rand.generator: _without_generator(_aten.rand.default),

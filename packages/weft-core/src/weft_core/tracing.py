@@ -25,7 +25,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft_core._layouts import restride_as, unusual_results
+from weft_core._layouts import restride_as, unshare, unusual_results
 from weft_core.adapters import AdapterMode
 from weft_core.eager_error_probe import divides, may_raise
 from weft_core.errors import Unsupported
@@ -217,6 +217,7 @@ class AtenRecorder(TorchDispatchMode):
         known = unusual_results(func, args, kwargs)
         with self:
             out = restride_as(self._decompositions[func](*args, **kwargs), known)
+            out = unshare(func, out, args, kwargs)
         return self._record(func, args, kwargs) if out is NotImplemented else out
 
     def _decompose_composite(self, func: Any, args: Any, kwargs: Any) -> Any:

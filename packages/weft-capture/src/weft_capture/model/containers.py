@@ -238,9 +238,10 @@ class ListValue(SequenceValue, MutableValue):
 
 def is_named(cls: type) -> bool:
     """Say whether a class is a named tuple without attributes or operators of its own."""
+    if not issubclass(cls, tuple) or not hasattr(cls, "_fields") or cls.__dictoffset__:
+        return False
     items = (item for base_class in cls.__mro__ for item in vars(base_class).items())
-    acts = any(name in _ACTING and isinstance(item, FunctionType) for name, item in items)
-    return issubclass(cls, tuple) and hasattr(cls, "_fields") and not (acts or cls.__dictoffset__)
+    return not any(name in _ACTING and isinstance(item, FunctionType) for name, item in items)
 
 
 _ACTING = frozenset(

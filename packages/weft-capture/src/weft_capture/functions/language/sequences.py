@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from weft_guards.sources import CallSource, ConstSource, is_literal
+from weft_guards.sources import CallSource, ConstSource, ItemSource, Source, is_literal
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.functions.classes import new_object
@@ -148,14 +148,8 @@ _extending("extendleft", "appendleft")
 
 
 def _single(tx: Tracer, self: SequenceValue, key: Value) -> Value | None:
-    """Read a single item of an untouched list whose index or length is symbolic."""
+    """Read a single item of an untouched input list, without a guard on the other items."""
     if not isinstance(self, ListValue) or not self.is_untouched():
-        return None
-    if (
-        isinstance(key, Constant)
-        and not self.singly
-        and isinstance(tx.unread_length(self), Constant)
-    ):
         return None
     index = tx.pregraph_value(key) if isinstance(key, Constant | Varying) else None
     if index is None or any(origins(index[0])) or type(index[1]) is not int:
@@ -163,8 +157,13 @@ def _single(tx: Tracer, self: SequenceValue, key: Value) -> Value | None:
     if not -len(self.real) <= index[1] < len(self.real):
         return None
     assert self.source is not None
-    self.singly = True
-    return tx.wrap(self.real[index[1]], CallSource(operator.getitem, (self.source, index[0])))
+    source: Source = CallSource(operator.getitem, (self.source, index[0]))
+    fixed = isinstance(key, Constant) and not self.singly
+    if fixed and isinstance(tx.unread_length(self), Constant):
+        source = ItemSource(self.source, index[1] % len(self.real))
+    else:
+        self.singly = True
+    return tx.wrap(self.real[index[1]], source)
 
 
 @method(SequenceValue, "__getitem__")
