@@ -46,7 +46,7 @@ def unshare(func: OpOverload, made: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
-def _memory(leaf: Any) -> int | None:
+def _memory(leaf: Any) -> Any:
     """Return an identifier of a tensor's memory; None for what has none."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return None

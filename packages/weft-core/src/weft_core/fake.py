@@ -134,11 +134,13 @@ def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _block_diag(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The reference takes a number's dtype for as strong as a matrix's."""
-    dtypes = [[t.dtype for t in tensors if bool(t.dim()) is shaped] for shaped in (True, False)]
-    strong, weak = (functools.reduce(torch.promote_types, found or [None]) for found in dtypes)
-    dtype = strong or weak
+    strong, weak = (
+        [t.dtype for t in tensors if bool(t.dim()) is shaped] for shaped in (True, False)
+    )
+    dtype = functools.reduce(torch.promote_types, strong or weak)
     if strong and weak:
-        dtype = torch.result_type(torch.empty(1, dtype=strong), torch.empty((), dtype=weak))
+        number = torch.empty((), dtype=functools.reduce(torch.promote_types, weak))
+        dtype = torch.result_type(torch.empty(1, dtype=dtype), number)
     rows = sum(t.shape[0] if t.dim() == 2 else 1 for t in tensors)
     columns = sum(t.shape[-1] if t.dim() else 1 for t in tensors)
     return tensors[0].new_empty((rows, columns), dtype=dtype)
