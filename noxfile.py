@@ -204,7 +204,7 @@ def integration(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Run the code of the tutorials, then build the documentation."""
-    _install_all(session, "sphinx", "myst-parser", "furo")
+    _install_all(session, "sphinx==9.0.4", "myst-parser==5.2.0", "furo==2025.12.19")
     session.run("python", "-m", "pytest", "-q", "integration/test_integration_docs.py")
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
 

@@ -8,7 +8,6 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 from weft import list_mode_options, list_options
 from weft_core.events import ARTIFACTS
-from weft_guards import KINDS
 
 project = "weft"
 copyright = "2026, the weft contributors"
@@ -50,17 +49,10 @@ def _artifact_rows() -> Rows:
     return [(_code(name), row.shows, row.skipped_by) for name, row in ARTIFACTS.items()]
 
 
-def _guard_rows() -> Rows:
-    means = {name: kind.means.replace("{p!r}", "p") for name, kind in KINDS.items()}
-    means = {name: text.replace("{x}", "x").replace("{p}", "p") for name, text in means.items()}
-    return [(_code(name), _code(means[name]), kind.remedy) for name, kind in KINDS.items()]
-
-
 TABLES = {
     "options": (("option", "default", "effect"), _option_rows),
     "modes": (("mode", "sets"), _mode_rows),
     "artifacts": (("artifact", "shows", "cache not read meanwhile"), _artifact_rows),
-    "guards": (("kind", "holds when", "if it fails often"), _guard_rows),
 }
 """Tables that are made of the code's own: heads and rows."""
 
