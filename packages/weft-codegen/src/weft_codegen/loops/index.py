@@ -357,11 +357,9 @@ def _atom_max(atom: Atom) -> IndexExpr:
 
 
 def _atom_nonnegative(atom: Atom) -> bool:
-    if isinstance(atom, Quotient):
-        return nonnegative(atom.left) and nonnegative(atom.right)
     if isinstance(atom, Remainder):
         return nonnegative(atom.right)
-    if isinstance(atom, Least):
+    if isinstance(atom, Pair):
         return nonnegative(atom.left) and nonnegative(atom.right)
     return not isinstance(atom, Size) or atom.sign > 0
 

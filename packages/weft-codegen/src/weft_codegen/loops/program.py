@@ -312,7 +312,7 @@ def size_positions(program: Program) -> dict[str, tuple[int, int | None]]:
     """
     found: dict[str, tuple[int, int | None]] = {}
     for position, item in enumerate(program.inputs):
-        if item.kind == "size" and item.name in program.sizes:
+        if item.kind == "size":
             found.setdefault(item.name, (position, None))
     for position, item in enumerate(program.inputs):
         shape = program.buffers[item.name].shape if item.kind == "tensor" else ()

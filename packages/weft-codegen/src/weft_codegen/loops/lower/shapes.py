@@ -93,7 +93,9 @@ def _converted(expr: Any, env: Any) -> IndexExpr:
     if expr.is_Symbol:
         if _is_data(expr):  # may be 0 or 1, unlike other sizes
             raise NoLowering(f"size {expr} is only known while running")
-        return size(expr.name, _sign(env.var_to_range.get(expr)))
+        bounds = env.var_to_range.get(expr)
+        sign = 0 if bounds is None else bool(bounds.lower >= 1) - bool(bounds.upper <= -1)
+        return size(expr.name, sign)
     name = type(expr).__name__
     if name in _ROUNDED and (quotient := _ratio(expr.args[0], env)):
         return _ROUNDED[name](*quotient)
@@ -103,13 +105,6 @@ def _converted(expr: Any, env: Any) -> IndexExpr:
     if not parts:
         raise NoLowering(f"size expression {expr}")
     return _BUILD[name](parts)
-
-
-def _sign(bounds: Any) -> int:
-    """The sign that all numbers of a range have; 0 if they have none in common."""
-    if bounds is None:
-        return 0
-    return bool(bounds.lower >= 1) - bool(bounds.upper <= -1)
 
 
 def _ratio(expr: Any, env: Any) -> tuple[IndexExpr, IndexExpr] | None:

@@ -151,12 +151,7 @@ def _equations(env: Any, facts: Facts, bound: frozenset[str]) -> None:
 
 def bound_sizes(program: ir.Program) -> tuple[str, ...]:
     """The size symbols that inputs show.  Raises NoLowering if the program needs another."""
-    bound = {item.name: None for item in program.inputs if item.kind == "size"}
-    for item in program.inputs:
-        if item.kind == "tensor":
-            for extent in program.buffers[item.name].shape:
-                if isinstance(ix.single(extent), ix.Size):
-                    bound.setdefault(str(extent))
+    bound = ir.size_positions(program)
     for where in ir.index_exprs(program):
         for atom in ix.atoms(where):
             if isinstance(atom, ix.Size) and atom.key not in bound:
