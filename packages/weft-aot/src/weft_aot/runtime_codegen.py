@@ -1,7 +1,8 @@
 """Write the Python around a compiled graph as straight-line code, so that a call costs no loops.
 
-`RuntimeCode` collects lines and the objects they name; `epilogue` puts the program's results
-together, `forward` and `backward_inputs` are the two halves of the autograd function.
+`RuntimeCode` collects lines and the objects they name. `make_training_call` and
+`make_inference_call` put the program's results together, `make_forward` and
+`make_backward_inputs` are the two halves of the autograd function.
 """
 
 from __future__ import annotations

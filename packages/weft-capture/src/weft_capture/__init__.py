@@ -1,7 +1,7 @@
 """Frame capture: from the bytecode of a running function to fx graphs, guards and new bytecode.
 
 `capture` optimises a function with any torch.compile-style backend, `explain` tells what capture
-makes of it. `convert` is the pipeline; values, opcodes and rules are what it computes with.
+makes of it. `convert` is the pipeline; docs/architecture/capture.md has the other folders.
 """
 
 import weft_capture.libraries  # noqa: F401  fills the tables of library_traits

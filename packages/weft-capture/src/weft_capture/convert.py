@@ -1,11 +1,13 @@
 """One frame from bytecode to compiled code. Read this first; each step has its own file.
 
-1. tracer     state of the capture: graph, guards, undo journal, side effects
-2. arguments  become lazily read values with sources                 values.wrap
-3. execute    the bytecode symbolically, up to the end or a break    frames, opcodes, rules
-4. assemble   the graph and the code that replaces the frame         output.assemble
+1. tracer     state of the capture: graph, guards, undo journal, effects   execution.tracer
+2. arguments  become lazily read values with sources                       functions.wrap
+3. execute    the bytecode symbolically, up to the end or a break          execution.stepping
+4. draft      the code that replaces the frame; where a value cannot be
+              rebuilt, the break moves to an earlier step                  output.assemble
 5. compile    the graph, by the backend
-6. guards     become one check                                       weft_guards.check
+6. finish     the code, which calls the compiled graph                     output.assemble
+7. guards     become one check                                             weft_guards.check
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Objects of C types that capture creates and calls.
 
-An object of one of `REPLAYED` depends only on its arguments, so capture can call its methods and
-use their results. A log keeps the calls. They are made again, from the first, after a step was
-rolled back, and in the replacement code where the object is needed.
+An object that one of `FACTORIES` creates depends only on its arguments, so capture can call its
+methods and use their results. A log keeps the calls. They are made again, from the first, after a
+step was rolled back, and in the replacement code where the object is needed.
 """
 
 from __future__ import annotations

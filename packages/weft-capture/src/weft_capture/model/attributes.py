@@ -1,6 +1,6 @@
 """Attribute lookup as the interpreter does it, on values.
 
-`object_attribute` follows `object.__getattribute__`: data descriptors of the class, the instance
+`plain_attribute` follows `object.__getattribute__`: data descriptors of the class, the instance
 dict, other class attributes, `__getattr__`. What is found in a class is turned into a value by
 `bind`, through a table keyed by the type of the descriptor.
 """

@@ -1,6 +1,6 @@
 """The code object that replaces a captured frame.
 
-    early calls -> run the graph -> late calls (see `deferred_calls`) -> load all live values
+    early calls -> run the graph -> late calls (see `effects`) -> load all live values
     -> write side effects -> return, or run the breaking instruction eagerly and continue in a
     resume function
 
