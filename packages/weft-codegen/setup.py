@@ -19,7 +19,7 @@ setup(
         Extension(
             "weft_codegen.kernels._entry",
             sources=[f"{KERNELS}/_entry.c"],
-            depends=[HEADER],
+            depends=[HEADER, f"{KERNELS}/_gpu_kernel.h"],
             extra_compile_args=[
                 *("-O2", "-std=gnu11", "-fno-strict-aliasing"),
                 *("-Wall", "-Wextra", "-Wno-unused-parameter"),

@@ -81,7 +81,7 @@ def test_the_faster_one_stays_and_is_remembered(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
     a, b = torch.randn(16, 128), torch.randn(128, 160)
     graph = trace(lambda a, b: (a @ b).relu(), (a, b))
-    caplog.set_level(logging.INFO, "weft.codegen.perf_hints")
+    caplog.set_level(logging.INFO, "weft.codegen.autotuning")
     for library, loop, kept in ((2.0, 1.0, []), (1.0, 2.0, ["aten.mm.default"])):
         monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / str(loop)))
         monkeypatch.setattr(tune, "_race", lambda *_, times=[library, loop]: times)

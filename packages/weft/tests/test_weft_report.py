@@ -105,12 +105,14 @@ def test_graphs_are_kept_from_capture_to_code():
     titles = {child["title"]: child for child in first["children"]}
     assert set(titles) == {"joint graph", "forward graph", "backward graph"}
     forward = titles["forward graph"]
+    assert parts["summary"]["bandwidth"] > 1e6
     assert any("aten.mm.default" in text and line == place(1) for text, line in forward["rows"])
     kinds = {child["kind"]: child for child in forward["children"]}
-    made, source = kinds["program"], kinds["source"]
+    made, source, times = kinds["program"], kinds["source"], kinds["timed"]["seconds"]
     kernels = [step for step in made["steps"] if step["kind"] == "kernel"]
     assert kernels and all(place(1) in s["lines"] or place(2) in s["lines"] for s in kernels)
     assert all(step["bytes"] > 0 for step in kernels)
+    assert all(t > 0 for t, s in zip(times, made["steps"], strict=True) if s["kind"] == "kernel")
     for step in kernels:
         symbol, text = source["kernels"][step["name"]]
         assert f"void {symbol}(" in text and symbol in source["host"]
@@ -145,7 +147,10 @@ def test_graphs_compiled_without_a_frame_are_shown_too():
     graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Tanh()))
     weft_codegen.compile_graph(graph, [torch.ones(3)])
     parts = parts_of(weft.report())
-    assert parts["summary"]["other"] == len(parts["other"]["graphs"]) == 2
+    assert parts["summary"]["other"] == 1
+    (graph,) = parts["other"]["graphs"]
+    assert any("aten.tanh.default" in text for text, _ in graph["rows"])
+    assert [child["kind"] for child in graph["children"]] == ["program", "source", "timed"]
 
 
 def test_the_trace_nests(tmp_path):

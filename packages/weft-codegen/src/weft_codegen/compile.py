@@ -31,6 +31,7 @@ from weft_codegen.config import Options, settings
 from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import Frozen
 from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
+from weft_codegen.kernels.step_events import step_origins, timed
 from weft_codegen.kernels.triton.triton_expr import NoTritonForm
 from weft_codegen.layout import in_channels_last
 from weft_codegen.loops.interpret import run_program
@@ -140,6 +141,10 @@ def _compile(
     gm: fx.GraphModule, inputs: Sequence[Any], options: Options, inference: bool
 ) -> Compiled:
     """Steps 2 to 5, or what they led to before."""
+    if recording.current() is not None and recording.here() is None:  # no other stage is around
+        rows = recording.graph_rows(gm.graph)
+        with recording.inside("aten", lambda: {"title": "aten graph", "rows": rows}):
+            return _compile(gm, inputs, options, inference)
     with events.span("codegen.key"):
         threads = torch.get_num_threads()  # which the blocks of columns are cut for
         key = None if dump_of(options) else graph_cache.graph_key(gm, options, inference, threads)
@@ -147,7 +152,9 @@ def _compile(
     if known is not None:
         events.counters["codegen"]["known_graphs"] += 1
         _count(known)
-        return CompiledGraph(known, graph_cache.constants(gm))
+        compiled = CompiledGraph(known, graph_cache.constants(gm))
+        compiled.listen(known.origins, gm)
+        return compiled
     if inference:
         with events.span("codegen.layout"):
             gm = in_channels_last(gm)
@@ -157,6 +164,7 @@ def _compile(
     if program.device != CPU:
         return _compile_elsewhere(program, gm)
     compiled = compile_program(program)
+    compiled.listen(step_origins(program, gm), gm, timed(program))
     _count(compiled.loadable)
     if key is not None:
         graph_cache.store(key, compiled.loadable)
@@ -174,6 +182,7 @@ def _compile_elsewhere(program: Program, gm: fx.GraphModule) -> Compiled:
         events.notify(text, eager=True)
         return Eager(gm)
     compiled = launch.compile_program(program)
+    compiled.listen(step_origins(program, gm), gm)
     _count(compiled.loadable)
     return compiled
 

@@ -26,12 +26,14 @@ from weft_codegen.config import Options
 Run = Callable[..., Any]
 
 _hints = events.logger("codegen", "perf_hints")
+_log = events.logger("codegen", "cudagraphs")
 _numbers, _uses = itertools.count(), torch._C._storage_Use_Count
 
 
 def _report(reason: str) -> None:
     events.counters["cudagraphs"][reason] += 1
-    _hints.info("no replay of a CUDA graph: %s", reason)
+    for log in (_hints, _log):
+        log.info("no replay of a CUDA graph: %s", reason)
 
 
 def with_cudagraphs(run: Run, gm: fx.GraphModule, options: Options | None = None) -> Run:
@@ -152,6 +154,7 @@ class CudaGraphRunner:
             self._seen = addresses
             try:
                 known = self._recording = _Recording(self, self._memory, args, addresses)
+                _log.info("recorded CUDA graph %d, %d more may be", known.number, self._left)
             except Exception as error:  # what cannot be recorded may still run
                 _hints.info("%s", error)
                 self._left = 0

@@ -32,6 +32,7 @@ _CLEARLY = 1.1
 _LONGEST_SECONDS = 0.05
 _hints = events.logger("codegen", "perf_hints")
 _log = logging.getLogger("weft.codegen.measure")
+_tuning = events.logger("codegen", "autotuning")
 
 
 def measured(compiled: CompiledGraph, gm: fx.GraphModule) -> Run:
@@ -114,14 +115,10 @@ class Trial:
     def _decide(self, eager: Run) -> None:
         fused, plain = zip(*self._seconds, strict=True)
         pays = any(statistic(fused) <= _CLEARLY * statistic(plain) for statistic in (min, median))
-        report = _hints.debug if pays else _hints.info
-        report(
-            "%s %s: %.1f µs compiled, %.1f µs eager",
-            eager,
-            "pays" if pays else "does not pay and runs eagerly",
-            median(fused) * 1e6,
-            median(plain) * 1e6,
-        )
+        verdict = "pays" if pays else "does not pay and runs eagerly"
+        for report in (_tuning.info, _hints.debug if pays else _hints.info):
+            times = median(fused) * 1e6, median(plain) * 1e6
+            report("%s %s: %.1f µs compiled, %.1f µs eager", eager, verdict, *times)
         seconds = {"compiled": median(fused), "eager": median(plain), "pays": pays}
         recording.keep("measured", lambda: seconds, self._graph)
         self._keep(pays)

@@ -27,11 +27,11 @@ def missing(what: object) -> BackendCompilerError:
     return BackendCompilerError("codegen.load", f"torch {VERSION} has no {what}")
 
 
-def entry_addresses() -> tuple[int, int, int, int]:
+def entry_addresses() -> tuple[int, int, int, int, int]:
     """Return the addresses of functions that the extension `_entry` calls.
 
-    They are THPVariable_Wrap, those that make and drop a handle, and is_autocast_enabled (0 where
-    there is none).
+    They are THPVariable_Wrap, those that make and drop a handle, is_autocast_enabled, and the one
+    that says whether a profiler is on (0 where there is none of these two).
 
     Raises:
         BackendCompilerError: when this version of torch lacks one of the others.
@@ -44,7 +44,8 @@ def entry_addresses() -> tuple[int, int, int, int]:
     if not (wrap and new and delete):
         raise missing("THPVariable_Wrap" if not wrap else "aoti_torch_new_tensor_handle")
     autocast = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"
-    return wrap, new, delete, _address("torch_cpu", autocast)
+    callbacks = _address("torch_cpu", "_ZN2at12hasCallbacksEv")
+    return wrap, new, delete, _address("torch_cpu", autocast), callbacks
 
 
 def _address(library: str, name: str) -> int:

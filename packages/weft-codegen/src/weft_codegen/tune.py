@@ -30,7 +30,7 @@ from weft_codegen.loops.schedule import schedule
 from weft_codegen.torch_compat import VERSION
 
 _ROUNDS = 20
-_hints = events.logger("codegen", "perf_hints")
+_log = events.logger("codegen", "autotuning")
 
 
 def loop_wins(item: Extern, buffers: Buffers) -> bool:
@@ -55,7 +55,7 @@ def loop_wins(item: Extern, buffers: Buffers) -> bool:
         verdict = b"1" if loop < library else b"0"
         try_write(path, verdict)
         times = f"{library * 1e6:.1f} us in the library, {loop * 1e6:.1f} us as a loop"
-        _hints.info("max_autotune: %s takes %s", what, times)
+        _log.info("max_autotune: %s takes %s", what, times)
     return verdict == b"1"
 
 

@@ -62,12 +62,14 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     float *const p_in2 = (void *)(weft_data(in[2]));
     if (weft_empty(&own[3], &v_scratch)) goto done;
     char *const scratch = weft_data(own[3]);
+    WEFT_BEGIN(0);
     /* golden_graphs.py:37: return torch.tanh(x @ w + b)  [mm] */
     float *const p_buf3 = (void *)(scratch + 0);
     if (weft_wrap(&own[4], scratch + 0 + 0, &v_buf3)) goto done;
     if (WEFT_CALL(0, aoti_torch_cpu_mm_out, own[4], in[0], in[1]) && weft_step_into(call, 0, 2, (const weft_tensor[]){in[0], in[1]}, 0, (const int64_t[]){0}, own[4])) goto done;
     weft_drop(&own[1]);
     weft_release(call, 1);
+    WEFT_BEGIN(1);
     /* golden_graphs.py:37: return torch.tanh(x @ w + b)  [add.Tensor, tanh] */
     if (weft_empty(&own[5], &outputs[0])) goto done;
     float *const p_buf4 = (void *)(weft_data(own[5]));

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 import bisect
 import linecache
+import math
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 from weft_capture import BreakRecord, FrameReport, Report
 from weft_core.events import counters
 from weft_core.recording import Record, Recording
@@ -48,10 +51,23 @@ def page_parts(
     yield "summary", {**_summary(report, stages, kept), "frames": frames, "other": len(rest)}
 
 
+def _bandwidth() -> float:
+    """Bytes a second that a copy of large tensors moves here: the limit of most kernels."""
+    source, target = torch.ones(1 << 24), torch.empty(1 << 24)
+    best = math.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        target.copy_(source)
+        best = min(best, time.perf_counter() - start)
+    return 2 * source.nbytes / best
+
+
 def _summary(report: Report, stages: Stages, kept: Recording | None) -> Data:
+    records = kept.records if kept is not None else []
     return {
         "recorded": kept is not None,
         "stages": stages,
+        "bandwidth": _bandwidth() if any(r.kind == "timed" for r in records) else None,
         "told": report.told,
         "counters": {group: dict(counts) for group, counts in counters.items()},
         "recompiles": [_recompile(r) for r in kept.records if r.kind == "recompile"]

@@ -8,6 +8,7 @@
 #include <Python.h>
 #include <dlfcn.h>
 #include <stddef.h>
+#include <structmember.h>
 #include "include/weft.h"
 
 /* ---- torch: what `configure` has looked up ---- */
@@ -17,6 +18,7 @@ static struct {
     int32_t (*new_tensor_handle)(weft_tensor, weft_tensor *);
     int32_t (*delete_tensor_object)(weft_tensor);
     _Bool (*autocast_is_enabled)(int8_t device); /* NULL: unknown */
+    _Bool (*has_callbacks)(void);                /* whether a profiler is on; NULL: unknown */
     Py_ssize_t handle_offset;                    /* of the at::Tensor in a Python tensor */
     PyObject *classes;     /* a tuple of classes: Tensor first, then those that compute as it does */
     PyObject *is_plain;    /* tells whether another class does */
@@ -35,10 +37,11 @@ static PyObject *
 configure(PyObject *module, PyObject *args)
 {
     PyObject *classes, *is_plain, *no_autocast;
-    if (!PyArg_ParseTuple(args, "O&O&O&O&nO!OO", as_pointer, &torch.wrap, as_pointer,
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O&nO!OO", as_pointer, &torch.wrap, as_pointer,
                           &torch.new_tensor_handle, as_pointer, &torch.delete_tensor_object,
-                          as_pointer, &torch.autocast_is_enabled, &torch.handle_offset,
-                          &PyTuple_Type, &classes, &is_plain, &no_autocast))
+                          as_pointer, &torch.autocast_is_enabled, as_pointer,
+                          &torch.has_callbacks, &torch.handle_offset, &PyTuple_Type, &classes,
+                          &is_plain, &no_autocast))
         return NULL;
     Py_XSETREF(torch.classes, Py_NewRef(classes));
     Py_XSETREF(torch.is_plain, Py_NewRef(is_plain));
@@ -76,77 +79,7 @@ is_plain_tensor(PyObject *object)
     return plain;
 }
 
-/* ---- kernels of a GPU ---- */
-
-/* A loaded kernel, and what launches it. */
-typedef struct {
-    PyObject_HEAD
-    void *function;
-    int threads, shared, device;
-    PyObject *owner; /* keeps `function` loaded */
-    /* of the driver */
-    int (*launch)(void *, int, int, int, int, int, int, int, void *, void **, void **);
-    int (*retain)(void **, int);
-    int (*make_current)(void *);
-} Kernel;
-
-static int
-submit(const Kernel *k, void *stream, int64_t programs, void **arguments)
-{
-    enum { TOO_MANY = 1, NO_CONTEXT = 201 };
-    if ((int)programs != programs)
-        return TOO_MANY;
-    for (void *context = NULL;;) {
-        const int status = k->launch(k->function, (int)programs, 1, 1, k->threads, 1, 1, k->shared,
-                                     stream, arguments, NULL);
-        /* A thread that has only used memory of the allocator's cache so far is in no context. */
-        if (status != NO_CONTEXT || context || k->retain(&context, k->device) ||
-            k->make_current(context))
-            return status;
-    }
-}
-
-static void
-free_kernel(PyObject *self)
-{
-    Py_XDECREF(((Kernel *)self)->owner);
-    Py_TYPE(self)->tp_free(self);
-}
-
-static PyObject *
-new_kernel(PyTypeObject *type, PyObject *args, PyObject *keywords)
-{
-    const char *driver;
-    void *function, *library;
-    PyObject *owner;
-    int threads, shared, device;
-    if (!PyArg_ParseTuple(args, "sO&iiiO", &driver, as_pointer, &function, &threads, &shared,
-                          &device, &owner))
-        return NULL;
-    if (!(library = dlopen(driver, RTLD_LAZY)))
-        return PyErr_Format(PyExc_RuntimeError, "%s is no CUDA driver", driver);
-    Kernel *kernel = (Kernel *)type->tp_alloc(type, 0);
-    if (!kernel)
-        return NULL;
-    kernel->function = function;
-    kernel->threads = threads;
-    kernel->shared = shared;
-    kernel->device = device;
-    kernel->owner = Py_NewRef(owner);
-    *(void **)&kernel->launch = dlsym(library, "cuLaunchKernel");
-    *(void **)&kernel->retain = dlsym(library, "cuDevicePrimaryCtxRetain");
-    *(void **)&kernel->make_current = dlsym(library, "cuCtxSetCurrent");
-    return (PyObject *)kernel;
-}
-
-static PyTypeObject KernelType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "weft_codegen.kernels._entry.Kernel",
-    .tp_basicsize = sizeof(Kernel),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = new_kernel,
-    .tp_dealloc = free_kernel,
-};
+#include "_gpu_kernel.h"
 
 /* ---- programs ---- */
 
@@ -161,6 +94,8 @@ typedef struct {
     weft_tensor *constant; /* and their handles */
     PyObject *kernels;     /* a tuple of functions of `aligned` that return a Kernel, */
     Kernel **loaded;       /* and what they have returned */
+    PyObject *listener;    /* told of steps: (step, state) -> state; or NULL */
+    char always;           /* not only while a profiler is on */
 } LoadedProgram;
 
 typedef struct {
@@ -168,7 +103,33 @@ typedef struct {
     LoadedProgram *program;
     PyThreadState *thread;
     PyObject *owned; /* the list of arguments, if the call may drop them; or NULL */
+    PyObject *listener, *state;
 } Call;
+
+enum { BEGINS = -2, ENDS = -1 }; /* for listeners: the whole program */
+
+/* Tell the listener; an exception that is on its way stays. */
+static void
+tell(Call *self, int step)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *state = PyObject_CallFunction(self->listener, "iO", step, self->state);
+    if (!state)
+        PyErr_WriteUnraisable(self->listener);
+    else
+        Py_SETREF(self->state, state);
+    PyErr_Restore(type, value, traceback);
+}
+
+static void
+begin(weft_call *call, int step)
+{
+    Call *self = (Call *)call;
+    PyEval_RestoreThread(self->thread);
+    tell(self, step);
+    self->thread = PyEval_SaveThread();
+}
 
 static void
 release(weft_call *call, int k)
@@ -363,9 +324,22 @@ call_program(PyObject *function, PyObject *const *args, size_t nargsf, PyObject 
     self.call.launch = launch;
     self.call.outside = 0;
     self.call.message[0] = 0;
+    const int heard = program->listener &&
+                      (program->always || (torch.has_callbacks && torch.has_callbacks()));
+    self.call.begin = heard ? begin : NULL;
+    if (heard) {
+        self.listener = Py_NewRef(program->listener);
+        self.state = Py_NewRef(Py_None);
+        tell(&self, BEGINS);
+    }
     self.thread = PyEval_SaveThread();
     const int failed = program->run(&self.call, in, out, integers);
     PyEval_RestoreThread(self.thread);
+    if (heard) {
+        tell(&self, ENDS);
+        Py_DECREF(self.listener);
+        Py_DECREF(self.state);
+    }
     Py_XDECREF(guard);
     if (!failed)
         return outputs_of(description, out, integers);
@@ -385,6 +359,7 @@ free_program(PyObject *self)
     Py_XDECREF(program->steps);
     Py_XDECREF(program->constants);
     Py_XDECREF(program->kernels);
+    Py_XDECREF(program->listener);
     Py_XDECREF(program->library); /* last: it unloads the code */
     Py_TYPE(self)->tp_free(self);
 }
@@ -436,6 +411,12 @@ new_program(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return (PyObject *)program;
 }
 
+static PyMemberDef program_members[] = {
+    {"listener", T_OBJECT, offsetof(LoadedProgram, listener), 0, NULL},
+    {"always", T_BOOL, offsetof(LoadedProgram, always), 0, NULL},
+    {NULL},
+};
+
 static PyTypeObject LoadedProgramType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "weft_codegen.kernels._entry.LoadedProgram",
@@ -444,6 +425,7 @@ static PyTypeObject LoadedProgramType = {
     .tp_vectorcall_offset = offsetof(LoadedProgram, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_new = new_program,
+    .tp_members = program_members,
     .tp_dealloc = free_program,
 };
 

@@ -20,6 +20,11 @@ class LoadedProgram:
     ) -> None: ...
     def __call__(self, *args: Any) -> list[Any]: ...
 
+    # Told of each step, while a profiler is on or `always`: (number, state) -> state. -2 is the
+    # begin of a call, whose state is None, -1 its end.
+    listener: Callable[[int, Any], Any] | None
+    always: bool
+
 class Kernel:
     """A kernel of a GPU, which a LoadedProgram launches."""
 
@@ -39,6 +44,7 @@ def configure(
     new_tensor_handle: int,
     delete_tensor_object: int,
     autocast_is_enabled: int,
+    has_callbacks: int,
     handle_offset: int,
     classes: tuple[type, ...],
     is_plain: Callable[[type], bool],

@@ -59,6 +59,8 @@ class HostWriter:
         self._inputs()
         self._take_scratch()
         for position, step in enumerate(self._program.steps):
+            if not isinstance(step, ir.Alias):
+                self._line(f"WEFT_BEGIN({position});")
             if isinstance(step, ir.Launch):
                 self._launch(position, step)
             elif isinstance(step, ir.Extern):

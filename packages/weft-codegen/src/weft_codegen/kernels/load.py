@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 from weft_core import recording
 from weft_core.events import enabled, logger, span
 from weft_core.fake import is_plain
@@ -26,10 +27,12 @@ from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.externs import library_of_gpu, python_step
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
+from weft_codegen.kernels.step_events import Origins, StepEvents, labels_of
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
 from weft_codegen.torch_compat import entry_addresses, handle_offset, missing, torch_library
 
 _output_code = logger("codegen", "output_code")
+_kernel_code = logger("codegen", "kernel_code")
 KernelLoader = Callable[[bool], Any]
 """Gives a Kernel of a GPU, for aligned buffers or for any (`triton.launch`)."""
 
@@ -47,6 +50,7 @@ class Loadable:
             failed, by the position of its step.
         kernels, launches, externs: what the program consists of, for counters.
         library: the part of libtorch that has the operators of its device.
+        origins: where the steps come from, for profilers.
     """
 
     stem: str
@@ -57,6 +61,7 @@ class Loadable:
     launches: int
     externs: tuple[str, ...]
     library: str = "torch_cpu"
+    origins: Origins = ()
 
 
 class CompiledGraph:
@@ -68,7 +73,7 @@ class CompiledGraph:
     """
 
     # What a call runs is an attribute: the program's own function, where nothing is around it.
-    __slots__ = ("__call__", "__weakref__", "loadable", "path")
+    __slots__ = ("__call__", "__weakref__", "_program", "loadable", "path")
     __call__: Callable[..., list[Any]]
 
     def __init__(
@@ -82,9 +87,16 @@ class CompiledGraph:
         self.path = program_path(loadable.stem)
         keep_freed_memory()
         with span("codegen.load"):
-            run: Callable[..., list[Any]] = _open(self.path, loadable, constants, kernels)
+            self._program = _open(self.path, loadable, constants, kernels)
+        run: Callable[..., list[Any]] = self._program
         run = _checked(run) if settings.check_bounds else run
         self.__call__ = _counting(run, loadable.mutated) if loadable.mutated else run
+
+    def listen(self, origins: Origins, gm: fx.GraphModule, timed: bool = False) -> None:
+        """Name the steps for profilers after the nodes of `gm`; take their times."""
+        self.loadable = replace(self.loadable, origins=origins)
+        self._program.listener = StepEvents(labels_of(origins, gm), timed)
+        self._program.always = timed
 
     def call_owning(self, args: list[Any]) -> list[Any]:
         """`self(*args)` that takes large tensors out of `args` when no later step needs them."""
@@ -133,6 +145,9 @@ def compile_program(program: Program) -> CompiledGraph:
     recording.keep("source", lambda: _source_record(program, sources.host))
     if enabled("output_code"):
         _output_code.info("%s", text)
+    if enabled("kernel_code"):
+        for kernel in sources.kernels.values():
+            _kernel_code.info("%s", kernel)
     return CompiledGraph(describe(program, build(sources).stem), tuple(program.constants.values()))
 
 

@@ -347,7 +347,7 @@ function graphPane(frame, data, linked) {
 function graphLabel(graph, number) {
   const resumed = (graph.piece || "").match(/<resume at (\d+)>/);
   const what = graph.ops == null ? graph.title || graph.kind : plural(graph.ops, "operation");
-  return `graph ${number}${resumed ? ` from line ${resumed[1]}` : ""}: ${what}`;
+  return `graph ${graph.number ?? number}${resumed ? ` from line ${resumed[1]}` : ""}: ${what}`;
 }
 
 /** The graphs below a captured one, with what the code generator made of each. */
@@ -446,7 +446,7 @@ function showCode(part, box, linked) {
 }
 
 function showKernels(part, box, linked) {
-  const timed = part.timed, limit = timed && timed.bandwidth;
+  const timed = part.timed && part.timed.seconds.some((time) => time) ? part.timed : null, limit = summary.bandwidth;
   const heads = ["#", "kernel or operator", "user lines", "bytes moved"];
   if (timed) heads.push("time", "GB/s", `of ${(limit / 1e9).toFixed(1)} GB/s`);
   const table = h("table", {}, h("tr", {}, ...heads.map((text, k) => h("th", { class: k === 0 || k > 2 ? "num" : "" }, text))));
@@ -467,7 +467,7 @@ function showKernels(part, box, linked) {
   if (measured) box.append(h("div", { class: "empty" },
     `Measured whole: ${time(measured.compiled)} compiled, ${time(measured.eager)} eager; ${measured.pays ? "the compiled code runs" : "eager is faster, so eager runs"}.`));
   box.append(table);
-  if (!timed) box.append(h("div", { class: "empty" }, "Bytes are what each step has to move at least. No times were measured."));
+  if (!timed) box.append(h("div", { class: "empty" }, "Bytes are what each step has to move at least. No times were taken: the graph ran in no call."));
 }
 
 function showDiagram(part, box, linked) {

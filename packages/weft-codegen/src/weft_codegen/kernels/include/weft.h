@@ -16,7 +16,7 @@
 /* A tensor is an at::Tensor*, which libtorch calls AtenTensorHandle. */
 typedef void *weft_tensor;
 
-enum { WEFT_ABI = 1 };
+enum { WEFT_ABI = 2 };
 enum { WEFT_NONE, WEFT_TENSOR, WEFT_INTEGER };
 
 /* An input, output or constant: nothing (an input that is not read), a tensor or an integer. */
@@ -49,6 +49,8 @@ struct weft_call {
     /* Launch kernel k of a GPU, in the variant for aligned buffers or in the one for any. */
     int (*launch)(weft_call *call, int k, int aligned, void *stream, int64_t programs,
                   void **arguments);
+    /* Step k of the program begins.  NULL: nobody listens. */
+    void (*begin)(weft_call *call, int k);
     int32_t outside;   /* the failure is an access outside of a buffer */
     char message[256]; /* what failed, where weft_run says so; it may be empty */
 };

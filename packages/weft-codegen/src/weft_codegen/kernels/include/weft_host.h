@@ -16,6 +16,8 @@
 #define WEFT_RUN __attribute__((optimize(0)))
 #endif
 
+#define WEFT_BEGIN(k) ((void)(call->begin && (call->begin(call, k), 0)))
+
 int snprintf(char *text, size_t size, const char *format, ...);
 
 /* ---- libtorch ---- */

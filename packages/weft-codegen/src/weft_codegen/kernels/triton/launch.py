@@ -33,6 +33,7 @@ Loader = Callable[[bool], Kernel | Launch]
 """Gives a function of a kernel, for aligned buffers or for any."""
 
 _output_code = events.logger("codegen", "output_code")
+_kernel_code = events.logger("codegen", "kernel_code")
 
 
 def compile_program(program: ir.Program) -> CompiledGraph:
@@ -54,6 +55,9 @@ def compile_program(program: ir.Program) -> CompiledGraph:
     if events.enabled("output_code"):
         written = [kernel.source for kernel in kernels.values()]
         _output_code.info("%s", "\n\n".join([*written, *texts.values(), sources.host]))
+    if events.enabled("kernel_code"):
+        for kernel in kernels.values():
+            _kernel_code.info("%s", kernel.source)
     phases = [(kernel, phase) for kernel in kernels.values() for phase in kernel.phases]
     with events.span("codegen.build"), ThreadPoolExecutor(os.cpu_count()) as pool:
         host = pool.submit(build, sources)

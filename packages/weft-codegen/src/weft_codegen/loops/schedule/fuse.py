@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from weft_core import events
 
+from weft_codegen.loops.expr import index_text
+from weft_codegen.loops.index import ZERO
 from weft_codegen.loops.program import Compute, Program, Step, step_reads, step_writes
 from weft_codegen.loops.schedule.dependences import dependences, in_order
 from weft_codegen.loops.schedule.group import Group, join, single
@@ -30,6 +32,7 @@ class Fusion:
 
     def __init__(self, lowered: Program, items: list[Step]) -> None:
         self._mutated = frozenset(lowered.mutations)
+        self._buffers = lowered.buffers
         self._items = items
         self.units: dict[int, Unit] = {}
         self._before, self._after = dependences(items, self._mutated)
@@ -82,11 +85,18 @@ class Fusion:
         else:
             joined = join(left, right, self._mutated)
         if events.enabled("fusion"):
-            verdict = f"not fused ({joined})" if isinstance(joined, str) else "fused"
-            _log.info("%s: %s | %s", verdict, _names(left), _names(right))
+            verdict, gain = f"not fused ({joined})", ""
+            if isinstance(joined, Group):
+                verdict, gain = "fused", f" (at most {self._saved(left, right)} bytes moved less)"
+            _log.info("%s: %s | %s%s", verdict, _names(left), _names(right), gain)
         if descendants is not None and isinstance(joined, Group):
             self._reorder(a, b, descendants)
             self._merge(a, b, joined)
+
+    def _saved(self, left: Group, right: Group) -> str:
+        """The size of what both groups touch: as one kernel they load it once."""
+        shared = left.accesses.keys() & right.accesses.keys()
+        return index_text(sum((self._buffers[name].bytes for name in shared), ZERO))
 
     def _between(self, a: int, b: int) -> set[int] | None:
         """Return the units between two that run after the first; None if the second needs one."""
