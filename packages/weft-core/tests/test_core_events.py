@@ -76,12 +76,70 @@ def test_watched_stages():
     assert 0 <= seen[2][2] <= seen[3][2]
 
 
-def test_span_closes_on_error_and_logs(caplog):
-    events.set_logs(timings=True)
+def test_span_closes_on_error(caplog):
     with pytest.raises(ZeroDivisionError), events.span("stage"):
         raise ZeroDivisionError
     assert events.current_stage() is None
-    assert any("stage" in message for message in caplog.messages)
+    assert events.timings["stage"].count == 1
+
+
+def test_timings_are_logged_once_as_a_tree(caplog):
+    events.set_logs(timings=True)
+    for _ in range(2):
+        with events.span("outer"), events.span("inner", "detail"):
+            pass
+    with events.span("inner"):
+        pass
+    assert caplog.messages == []
+    events.set_logs(timings=False)
+    text = caplog.messages[0]
+    rows = [line.split() for line in text.splitlines()[1:]]
+    expected = [("outer", "2x"), ("inner", "2x"), ("inner", "1x")]
+    assert [(row[0], row[-1]) for row in rows] == expected
+    assert text.splitlines()[2].startswith("    inner")
+    events.set_logs(timings=logging.DEBUG)
+    with events.span("outer", "f"):
+        pass
+    assert "outer f" in caplog.messages[-1]
+
+
+def run(program, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", f"from weft_core import events\n{program}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stderr
+
+
+def test_timings_are_logged_at_the_end_of_the_process():
+    program = "with events.span('capture'): pass"
+    assert run(program, WEFT_LOGS="timings").count("compile time") == 1
+
+
+def test_all_but_one_and_help():
+    program = (
+        "print(*(events.enabled(n) for n in ('graph', 'guards')), file=__import__('sys').stderr)"
+    )
+    assert run(program, WEFT_LOGS="all,-guards").strip() == "True False"
+    shown = run(program, WEFT_LOGS="help")
+    assert all(f"  {name} " in shown for name in events.ARTIFACTS) and "False False" in shown
+    events.set_logs(all=True, graph=False)
+    assert not events.enabled("graph") and events.enabled("guards")
+
+
+def test_logs_go_to_a_file_in_a_format(tmp_path):
+    path = tmp_path / "weft.log"
+    program = "events.logger('s', 'guards').info('hello')"
+    given = {"WEFT_LOGS": "guards", "WEFT_LOGS_FORMAT": "%(levelname)s: %(message)s"}
+    assert run(program, WEFT_LOGS_OUT=str(path), **given) == ""
+    assert path.read_text() == "INFO: hello\n"
+    said = run(program, WEFT_LOGS_OUT=str(tmp_path / "no" / "folder"), **given)
+    assert "logs go to stderr" in said and "INFO: hello" in said
+    said = run(program, WEFT_LOGS="guards", WEFT_LOGS_FORMAT="%(nonsense")
+    assert "WEFT_LOGS_FORMAT" in said and "[weft.s.guards] hello" in said
 
 
 def test_reset_clears_counters():

@@ -16,7 +16,6 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from dis import Bytecode
 from typing import Any
 
 import torch
@@ -46,21 +45,17 @@ from weft_capture.model.attributes import class_guards, class_reads
 from weft_capture.model.contexts import no_saved_tensors_hooks
 from weft_capture.model.dicts import LazyValue
 from weft_capture.model.functions import CellValue, FunctionValue
-from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Value
 from weft_capture.model.scope import library_guards
 from weft_capture.output.assemble import Assembly
 from weft_capture.output.capture_cache import CaptureCache, rows_of, to_bytes
+from weft_capture.output.capture_logs import log_code, log_graph
 from weft_capture.policy.selection import has_tensor_work
 from weft_capture.tensors.inputs import GraphInput
 from weft_capture.tensors.modes import around, level_around
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 _breaks_log = logger("capture", "graph_breaks")
-_graph_log = logger("capture", "graph")
-_code_log = logger("capture", "graph_code")
-_effects_log = logger("capture", "side_effects")
-_bytecode_log = logger("capture", "bytecode")
 
 
 @dataclass
@@ -190,7 +185,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
     keeps, artifacts = config.settings.caching_precompile, list[Any]([(), []])
 
     def call_backend(graph: GraphModule, inputs: list[GraphInput]) -> Any:
-        _log_graph(graph)
+        log_graph(graph)
         artifacts[:] = rows_of(graph) if keeps else (), inputs
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count
@@ -203,10 +198,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
 
     with _modes_restored(), _own_saved_tensors():
         code, graph = draft.finish(call_backend)
-    _log_effects(tx)
-    if enabled("bytecode"):
-        texts = [Bytecode(each).dis() for each in (do.function.__code__, code)]
-        _bytecode_log.info("%s\n%s\nis replaced by\n%s", code.co_qualname, *texts)
+    log_code(tx, code)
     guards = [*tx.all_guards(), *class_guards(reads), *library_guards(tx.library)]
     kept = to_bytes(tx, code, guards, artifacts[0], artifacts[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)
@@ -305,33 +297,6 @@ def report_break(stopped: Break) -> BreakRecord:
     if enabled("graph_breaks"):
         _breaks_log.info("%s", record)
     return record
-
-
-def _log_graph(graph: GraphModule) -> None:
-    if enabled("graph"):
-        lines = (f"  {n.op:<14} {n.name:<20} {n.target} {n.args}" for n in graph.graph.nodes)
-        _graph_log.info("captured graph\n%s", "\n".join(lines))
-    if enabled("graph_code"):
-        _code_log.info("%s", graph.code)
-
-
-def _log_effects(tx: Tracer) -> None:
-    """Log what the replacement code does beside running its graph, in its order."""
-    if not enabled("side_effects"):
-        return
-    lines = []
-    for call in sorted(tx.calls.calls, key=lambda call: call.result.late):
-        name = call.function.__qualname__.removeprefix("_").removesuffix("_now")
-        lines.append(f"  call {name} {'after' if call.result.late else 'before'} the graph")
-    for value in tx.effects.changed:
-        attributes = ", ".join(value.attrs) if isinstance(value, UserObject) else ""
-        text = f"  write {value.source} ({value.python_type().__name__})"
-        lines.append(f"{text}: {attributes}" if attributes else text)
-    for (_, name), (owner, _) in tx.effects.globals.items():
-        text = owner.__qualname__ if isinstance(owner, type) else owner.get("__name__")
-        lines.append(f"  write {text}.{name}")
-    title = f"side effects of {tx.function.__qualname__}"
-    _effects_log.info("%s\n%s", title, "\n".join(lines) or "  none")
 
 
 def _modes_restored() -> torch.set_grad_enabled:

@@ -2,12 +2,15 @@
 
 Logs are plain `logging` loggers named `weft.<stage>.<artifact>`. An artifact (a kind of output,
 such as `guards`) is silent until it is switched on by `WEFT_LOGS=guards,+recompiles` in the
-environment or by `set_logs(guards=True)`; `+` (or the level logging.DEBUG) asks for more detail.
+environment or by `set_logs(guards=True)`; `+` (or the level logging.DEBUG) asks for more detail,
+`-` switches off what `all` switched on, and `help` lists the artifacts. They go to stderr, or to
+the file `WEFT_LOGS_OUT`, in the format `WEFT_LOGS_FORMAT` of `logging.Formatter`.
 Spans nest: each stage is charged only the time that is not spent in a span inside it.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -47,6 +50,7 @@ ARTIFACTS: dict[str, Artifact] = {
     "recompiles_verbose": Artifact("the failing guards of every entry, not only the newest"),
     "dynamic": Artifact("which sizes became symbolic, and what was assumed of them", "captures"),
     "bytecode": Artifact("original and rewritten bytecode", "captures"),
+    "trace_source": Artifact("each line of the program as capture executes it", "captures"),
     "aot_joint_graph": Artifact("forward and backward traced as one"),
     "aot_graphs": Artifact("forward and backward after the partition"),
     "compiled_autograd": Artifact("graphs captured from the autograd engine"),
@@ -54,9 +58,12 @@ ARTIFACTS: dict[str, Artifact] = {
     "lowering": Artifact("which operators stay calls of a library, and why", "graphs"),
     "schedule": Artifact("the order of kernels and buffers", "graphs"),
     "fusion": Artifact("what was fused and what was not", "graphs"),
-    "output_code": Artifact("the generated C or Triton source", "graphs"),
+    "output_code": Artifact("the generated C or Triton source, and the host's", "graphs"),
+    "kernel_code": Artifact("each generated kernel by itself", "graphs"),
+    "autotuning": Artifact("what was timed, and what won"),
+    "cudagraphs": Artifact("what was recorded as a CUDA graph, and why the rest was not"),
     "perf_hints": Artifact("what keeps a program from being faster"),
-    "timings": Artifact("where compile time goes"),
+    "timings": Artifact("where compile time goes: a tree at the end (+: each stage as it ends)"),
 }
 """Every artifact."""
 
@@ -71,6 +78,7 @@ notified: Counter[str] = Counter()
 _levels: dict[str, int] = {}
 _loggers: dict[str, list[logging.Logger]] = defaultdict(list)
 _root = logging.getLogger("weft")
+_FORMAT = "[%(name)s] %(message)s"
 _handler: logging.Handler | None = None
 
 
@@ -100,14 +108,18 @@ def bypasses(cache: str) -> bool:
 def set_logs(**artifacts: bool | int) -> None:
     """Switch artifacts on or off: True, False, or a `logging` level.
 
-    Artifacts that are not named keep their state.
+    Artifacts that are not named keep their state; `all` names every artifact.
 
     Raises:
         InvalidOption: for an unknown artifact.
     """
     for name in artifacts:
-        if name not in ARTIFACTS:
-            raise InvalidOption(name, ARTIFACTS)
+        if name not in ARTIFACTS and name != "all":
+            raise InvalidOption(name, [*ARTIFACTS, "all"])
+    if "all" in artifacts:
+        artifacts = dict.fromkeys(ARTIFACTS, artifacts.pop("all")) | artifacts
+    if not artifacts.get("timings", True):
+        _log_timings()
     for name, value in artifacts.items():
         if value is False or value == 0:
             _levels.pop(name, None)
@@ -147,25 +159,58 @@ def uncompiled(reasons: list[str]) -> Iterator[None]:
 
 
 def _attach_handler() -> None:
-    """Write to stderr while any artifact is on; otherwise leave logging as the user set it up."""
+    """Write to a file or stderr while any artifact is on; else leave logging as it was set up."""
     global _handler
     if _levels and _handler is None:
-        _handler = logging.StreamHandler(sys.stderr)
-        _handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        _handler = _new_handler(os.environ.get("WEFT_LOGS_OUT"))
         _root.addHandler(_handler)
     elif not _levels and _handler is not None:
         _root.removeHandler(_handler)
         _handler = None
 
 
+def _new_handler(path: str | None) -> logging.Handler:
+    """A handler as the environment describes it; what it says wrongly is a warning."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if path:
+        try:
+            handler = logging.FileHandler(path, encoding="utf-8")
+        except OSError as error:
+            _root.warning("WEFT_LOGS_OUT: %s; logs go to stderr", error)
+    try:
+        handler.setFormatter(logging.Formatter(os.environ.get("WEFT_LOGS_FORMAT", _FORMAT)))
+    except ValueError as error:
+        _root.warning("WEFT_LOGS_FORMAT: %s", error)
+        handler.setFormatter(logging.Formatter(_FORMAT))
+    return handler
+
+
+_SIGNS = {"+": logging.DEBUG, "-": 0}
+
+
 def _read_environment(text: str) -> None:
     """Apply a WEFT_LOGS value; an unknown name is a warning, since it must not stop a program."""
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        name = entry.lstrip("+")
+        name = entry[entry[0] in _SIGNS :]
+        if name == "help":
+            print(logs_help(), file=sys.stderr)
+            continue
         try:
-            set_logs(**{name: logging.DEBUG if entry.startswith("+") else logging.INFO})
+            set_logs(**{name: _SIGNS.get(entry[0], logging.INFO)})
         except InvalidOption as error:
             _root.warning("WEFT_LOGS: %s", error)
+
+
+def logs_help() -> str:
+    """Return what WEFT_LOGS takes, one artifact a line."""
+    rows = [f"  {name:<26}{artifact.shows}" for name, artifact in ARTIFACTS.items()]
+    rows.append(f"  {'all':<26}all of these")
+    return "\n".join([
+        "WEFT_LOGS takes names with commas between: WEFT_LOGS=graph_breaks,+recompiles",
+        *rows,
+        "+name shows more detail; all,-name leaves one out.",
+        "WEFT_LOGS_OUT=file writes there; WEFT_LOGS_FORMAT is a format of logging.Formatter.",
+    ])  # fmt: skip
 
 
 @dataclass
@@ -237,18 +282,46 @@ def span(stage: str, detail: str = "") -> Iterator[None]:
         if spans:
             spans[-1].inner += elapsed
         if enabled("timings"):
-            _log_span(here, elapsed, depth=len(spans))
+            _log_span(here, elapsed, spans)
         for watcher in tuple(_watchers):
             watcher(stage, detail, elapsed)
 
 
-def _log_span(done: _OpenSpan, elapsed: float, depth: int) -> None:
-    """Log one span; after an outermost one, the table of all stages too."""
-    indent = "  " * depth
-    _timings_log.debug("%s%s %s: %.1f ms", indent, done.stage, done.detail, elapsed * 1e3)
-    if depth == 0:
-        _timings_log.info("%s %s took %.1f ms\n%s", done.stage, done.detail, elapsed * 1e3,
-                          timings_table())  # fmt: skip
+_tree: dict[tuple[str, ...], StageTime] = {}
+"""Time of each stage by the stages that it ran inside of, inner stages included."""
+
+
+def _log_span(done: _OpenSpan, elapsed: float, outer: list[_OpenSpan]) -> None:
+    """Log one span, and add it to the tree that is logged at the end."""
+    _timings_log.debug(
+        "%s%s %s: %.1f ms", "  " * len(outer), done.stage, done.detail, elapsed * 1e3
+    )
+    path = (*(span.stage for span in outer), done.stage)
+    with timings_lock:
+        if not _tree:
+            atexit.register(_log_timings)
+        total = _tree.setdefault(path, StageTime())
+        total.seconds += elapsed
+        total.count += 1
+
+
+def _log_timings() -> None:
+    """Log the tree, once."""
+    with timings_lock:
+        tree = dict(_tree)
+        _tree.clear()
+    if tree:
+        _timings_log.info("compile time\n%s", "\n".join(_branch(tree, ())))
+
+
+def _branch(tree: dict[tuple[str, ...], StageTime], path: tuple[str, ...]) -> Iterator[str]:
+    """Yield a line for each stage below `path`, the slowest first."""
+    below = [key for key in tree if key[:-1] == path]
+    for key in sorted(below, key=lambda key: -tree[key].seconds):
+        total = tree[key]
+        name = "  " * len(key) + key[-1]
+        yield f"{name:<34} {total.seconds * 1e3:10.1f} ms {total.count:6d}x"
+        yield from _branch(tree, key)
 
 
 def timings_table() -> str:
@@ -269,6 +342,7 @@ def reset() -> None:
     notified.clear()
     with timings_lock:
         timings.clear()
+        _tree.clear()
 
 
 _read_environment(os.environ.get("WEFT_LOGS", ""))

@@ -7,10 +7,13 @@ which each instruction can be rolled back.
 from __future__ import annotations
 
 import functools
+import linecache
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from weft_core.events import enabled, logger
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Decoded, Instr, decode
@@ -24,6 +27,7 @@ from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.dispatch import Handler, unsupported
 
 Program = list[tuple[Handler, Instr]]
+_source_log = logger("capture", "trace_source")
 
 
 def program_of(decoded: Decoded) -> Program:
@@ -33,6 +37,23 @@ def program_of(decoded: Decoded) -> Program:
         program = [(HANDLERS.get(i.opname, unsupported), i) for i in decoded.instrs]
         decoded.derived["handlers"] = program
     return program
+
+
+def _with_line_log(program: Program) -> Iterator[tuple[Handler, Instr]]:
+    """Yield a program that logs each line of the source as it is reached."""
+    line: int | None = None
+    for handler, instr in program:
+        begins = instr.lineno not in (None, line) and instr.opname != "RESUME"
+        line = instr.lineno if begins else line
+        yield functools.partial(_log_line, handler) if begins else handler, instr
+
+
+def _log_line(handler: Handler, frame: Frame, instr: Instr) -> None:
+    decoded, depth = frame.decoded, sum(1 for _ in frame.callers())
+    text = linecache.getline(decoded.filename, instr.lineno or 0).rstrip()
+    where = f"{decoded.filename}:{instr.lineno} in {decoded.name}"
+    _source_log.info("%s (depth %d)\n%s", where, depth, text)
+    handler(frame, instr)
 
 
 @dataclass(eq=False)
@@ -55,6 +76,8 @@ class Frame:
     def __post_init__(self) -> None:
         self.decoded = decode(self.function.code)
         self.program = program_of(self.decoded)
+        if enabled("trace_source"):
+            self.program = list(_with_line_log(self.program))
         self.stack: list[Value] = []
 
     def callers(self) -> Iterator[Frame]:
