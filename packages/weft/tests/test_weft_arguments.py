@@ -29,7 +29,7 @@ BAD = {
     "disable": ("x", None, 0),
     "recompile_limit": (-1, 0, "3", 2.5, True),
     "isolate_recompiles": ("x", 2),
-    "backend": (3, None, b"eager"),
+    "backend": (3, b"eager"),
 }
 ROWS = [(name, value) for name, values in BAD.items() for value in (*values, Odd())]
 

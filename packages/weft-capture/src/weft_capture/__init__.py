@@ -15,6 +15,8 @@ from weft_capture.decorators import (
     disallow_in_graph,
     graph_break,
     is_compiling,
+    nonstrict_trace,
+    skip_frame,
     substitute_in_graph,
 )
 from weft_capture.effects.rehearsals import leave_backwards, running
@@ -42,10 +44,12 @@ __all__ = [
     "graph_break",
     "is_compiling",
     "leave_backwards",
+    "nonstrict_trace",
     "report",
     "reset",
     "running",
     "set_stance",
     "settings",
+    "skip_frame",
     "substitute_in_graph",
 ]

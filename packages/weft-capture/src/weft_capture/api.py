@@ -257,6 +257,7 @@ class Capture:
         self, code: types.CodeType, graph: GraphModule, inputs: list[Any]
     ) -> Callable[..., Any]:
         self._graphs = [ref for ref in self._graphs if ref() is not None] + [weakref.ref(graph)]
+        counters["capture"]["graphs"] += 1
         with recording.inside("graph", lambda: graph_record(self.log(code), code, graph)):
             return self.request.backend(graph, inputs)
 

@@ -279,6 +279,7 @@ REASONS: dict[str, Reason] = {
     "disabled": Reason(
         "the function is marked to run outside of graphs", "remove the disable marker"
     ),
+    "skip-frame": Reason("the program asks to run this frame eagerly", "remove the call"),
     "recompile-limit": Reason(
         "the function was compiled as often as the recompile limit allows",
         "see the warning for the failing guards, or raise the limit",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from weft_core import torch_compiler_shim
 from weft_core.arguments import checked, name_of
+from weft_core.errors import InvalidArgument
 
 from weft_capture import frame
 from weft_capture.breaks import Break
@@ -35,6 +36,17 @@ decline("graph-break", "", graph_break, torch_compiler_shim.GRAPH_BREAK)
 
 
 rule(is_compiling, torch_compiler_shim.IS_COMPILING)(lambda tx: TRUE)
+
+
+def skip_frame(msg: str = "") -> None:
+    """Run the frame that calls this eagerly as a whole; does nothing outside of capture."""
+
+
+@rule(skip_frame, torch_compiler_shim.SKIP_FRAME)
+def _skip(tx: Tracer, msg: Value | None = None) -> NoReturn:
+    error = Break("skip-frame", "" if msg is None else str(msg.as_constant()))
+    error.eager_frame = tx.frame
+    raise error
 
 
 @rule(frame.run)
@@ -64,15 +76,18 @@ _LIMIT = "__marked_compile_region_max_reuse_entries__"
 
 
 @checked
-def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True) -> Any:
+def disable(
+    function: Callable[..., Any] | None = None, recursive: bool = True, *, reason: str | None = None
+) -> Any:
     """Run a function, and the functions it calls, eagerly.
 
     Args:
         function: the function; without it a decorator is returned.
         recursive: False captures the functions it calls.
+        reason: stands in the message of the graph break.
     """
     if function is None:
-        return functools.partial(disable, recursive=recursive)
+        return functools.partial(disable, recursive=recursive, reason=reason)
     target = function
 
     def disabled(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +97,7 @@ def disable(function: Callable[..., Any] | None = None, *, recursive: bool = Tru
 
     frame.skip(disabled.__code__)
     functools.update_wrapper(disabled, target)
-    disabled._weft_disable = True  # type: ignore[attr-defined]
+    disabled._weft_disable = reason or True  # type: ignore[attr-defined]
     if not recursive and hasattr(target, "__code__"):
         frame.skip(target.__code__)
     return disabled
@@ -93,6 +108,15 @@ def allow_in_graph(function: F) -> F:
     """Make calls of a function operations of the graph, without inlining it."""
     graph(function)
     return function
+
+
+@checked
+def nonstrict_trace(function: F) -> F:
+    """Trace a function without executing its bytecode: `allow_in_graph` under torch's other name.
+
+    Arguments and results may be nested lists, tuples and dicts of tensors and constants.
+    """
+    return allow_in_graph(function)
 
 
 @checked
@@ -115,15 +139,51 @@ def assume_constant_result(function: F) -> F:
 
 
 @checked
-def substitute_in_graph(original: Callable[..., Any]) -> Callable[[F], F]:
-    """Trace a Python function wherever the captured program calls `original`."""
+def substitute_in_graph(
+    original: Callable[..., Any],
+    *,
+    can_constant_fold_through: bool = False,
+    skip_signature_check: bool = False,
+) -> Callable[[F], F]:
+    """Trace a Python function wherever the captured program calls `original`.
+
+    Args:
+        original: often a function written in C.
+        can_constant_fold_through: call `original` while capturing where all arguments are
+            constants: it has no side effects and depends on nothing else.
+        skip_signature_check: allow parameters with other names or defaults than `original`'s.
+
+    Raises:
+        InvalidArgument: the signatures differ, as far as `original` has one.
+    """
 
     @checked
     def register(replacement: F) -> F:
+        if not skip_signature_check:
+            _check_signatures(original, replacement)
+
         @rule(original)
         def substitute(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+            known = all(value.is_constant() for value in (*args, *kwargs.values()))
+            if can_constant_fold_through and known:
+                return fold(tx, original, list(args), kwargs)
             return tx.const_object(replacement).tp_call(tx, list(args), kwargs)
 
         return replacement
 
     return register
+
+
+def _check_signatures(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+    try:
+        expected = inspect.signature(original)
+    except (TypeError, ValueError):  # a function in C without a signature
+        return
+    rows = [
+        [(p.name, p.kind, p.default) for p in signature.parameters.values()]
+        for signature in (expected, inspect.signature(replacement))
+    ]
+    if rows[0] != rows[1]:
+        detail = f"{name_of(replacement)} has not the parameters of {name_of(original)}{expected}; "
+        detail += "skip_signature_check=True allows that."
+        raise InvalidArgument("replacement", detail=detail)

@@ -21,6 +21,7 @@ COMPILER = "torch._dynamo"
 STAGES = (COMPILER, "torch._inductor")
 """Modules whose functions have no place in a graph."""
 GRAPH_BREAK = f"{COMPILER}.decorators.graph_break"
+SKIP_FRAME = f"{COMPILER}.decorators.skip_frame"
 MARKS = tuple(f"{COMPILER}.decorators.mark_static{kind}" for kind in ("", "_address"))
 """Functions that say of a tensor only what its own compiler makes use of."""
 IS_COMPILING = f"{COMPILER}.external_utils.is_compiling"
@@ -39,6 +40,11 @@ def engine_functions() -> Any:
     The engine hands over each only once a process.
     """
     return getattr(sys.modules.get(f"{COMPILER}.compiled_autograd"), "ops", None)
+
+
+def backend_registry() -> Any:
+    """Return torch.compile's registry of backends where the program has loaded it, or None."""
+    return sys.modules.get(f"{COMPILER}.backends.registry")
 
 
 class _SettingsPlaceholder:

@@ -7,6 +7,7 @@ Read in this order: `sources` (where a value came from), `guards` (what must hol
 from weft_guards.cache import CacheEntry as CacheEntry
 from weft_guards.cache import CacheRules as CacheRules
 from weft_guards.cache import CodeCache as CodeCache
+from weft_guards.cache import skip_guards as skip_guards
 from weft_guards.check import Check as Check
 from weft_guards.check import arg_names_of as arg_names_of
 from weft_guards.check import compile_check as compile_check

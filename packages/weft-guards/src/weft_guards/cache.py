@@ -20,7 +20,7 @@ from weft_core import recording
 from weft_core.errors import RecompileLimit
 from weft_core.events import counters, enabled, logger, notify
 
-from weft_guards.check import Check, describe_check
+from weft_guards.check import Check, arg_names_of, compile_check, describe_check
 from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
 from weft_guards.explain import Miss, explain_miss
@@ -107,6 +107,24 @@ class CacheEntry:
     watches: list[weakref.ref[Any]] = field(default_factory=list)
 
 
+_skips_guards = False
+_caches: weakref.WeakSet[CodeCache] = weakref.WeakSet()
+
+
+def skip_guards(skip: bool) -> bool:
+    """Test only the guards by which the entries of a code object differ, or all again.
+
+    This is UNSAFE: what the guards left out say must hold without them. Returns what was set
+    before.
+    """
+    global _skips_guards
+    before, _skips_guards = _skips_guards, skip
+    for cache in list(_caches) if before != skip else ():
+        with cache._lock:
+            cache.entries = cache.entries
+    return before
+
+
 class CodeCache:
     """Compiled entries of one code object.
 
@@ -138,6 +156,8 @@ class CodeCache:
         self.policy = self._fresh_policy()
         # Weak reference callbacks may run anywhere, also inside our own locked sections.
         self._lock = threading.RLock()
+        self._names = arg_names_of(code), code.co_freevars
+        _caches.add(self)
 
     @property
     def entries(self) -> tuple[CacheEntry, ...]:
@@ -146,7 +166,15 @@ class CodeCache:
 
     @entries.setter
     def entries(self, entries: Iterable[CacheEntry]) -> None:
-        self.lookup.rows = tuple([(entry.check, entry.code, entry) for entry in entries])
+        entries = tuple(entries)
+        checks = self._differing(entries) if _skips_guards else [entry.check for entry in entries]
+        self.lookup.rows = tuple([(c, e.code, e) for c, e in zip(checks, entries, strict=True)])
+
+    def _differing(self, entries: tuple[CacheEntry, ...]) -> list[Check]:
+        """Return checks of the guards that not all entries have."""
+        common = set.intersection(*(set(entry.guards) for entry in entries)) if entries else set()
+        rests = ([guard for guard in entry.guards if guard not in common] for entry in entries)
+        return [compile_check(rest, *self._names) for rest in rests]
 
     def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> CacheEntry:
         """Add an entry in front; it is evicted when an object its guards name dies."""

@@ -25,7 +25,13 @@ from weft_core.errors import (
 from weft_core.events import counters, set_logs, watch_stages
 
 from weft.api import compile
-from weft.backends import list_backends, lookup_backend, register_backend
+from weft.backends import (
+    get_default_backend,
+    list_backends,
+    lookup_backend,
+    register_backend,
+    set_default_backend,
+)
 from weft.options import InvalidMode, list_mode_options, list_options
 from weft.settings import config
 
@@ -37,6 +43,8 @@ if TYPE_CHECKING:
     from weft_capture import explain as explain
     from weft_capture import graph_break as graph_break
     from weft_capture import is_compiling as is_compiling
+    from weft_capture import nonstrict_trace as nonstrict_trace
+    from weft_capture import skip_frame as skip_frame
     from weft_capture import substitute_in_graph as substitute_in_graph
     from weft_guards import mark_dynamic as mark_dynamic
     from weft_guards import mark_static as mark_static
@@ -44,7 +52,9 @@ if TYPE_CHECKING:
     from weft_guards import maybe_mark_dynamic as maybe_mark_dynamic
     from weft_guards import varying as varying
 
-    from weft import compiled_autograd
+    from weft import compiled_autograd, compiler
+    from weft.compiler import mark_static_address as mark_static_address
+    from weft.compiler import run as run
     from weft.mega_cache import load_cache_artifacts as load_cache_artifacts
     from weft.mega_cache import save_cache_artifacts as save_cache_artifacts
     from weft.pipeline import aot_autograd as aot_autograd
@@ -58,7 +68,8 @@ __version__ = "0.1.0"
 # module -> the names that it has
 _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
-    "graph_break is_compiling substitute_in_graph",
+    "graph_break is_compiling nonstrict_trace skip_frame substitute_in_graph",
+    "weft.compiler": "mark_static_address run",
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",
     "weft.pipeline": "aot_autograd cudagraph_mark_step_begin",
@@ -78,13 +89,16 @@ __all__ = [
     "WeftError",
     "compile",
     "compiled_autograd",
+    "compiler",
     "config",
     "counters",
+    "get_default_backend",
     "list_backends",
     "list_mode_options",
     "list_options",
     "lookup_backend",
     "register_backend",
+    "set_default_backend",
     "set_logs",
     "watch_stages",
     *" ".join(_LAZY.values()).split(),
@@ -92,8 +106,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "compiled_autograd":
-        return importlib.import_module("weft.compiled_autograd")
+    if name in ("compiled_autograd", "compiler"):
+        return importlib.import_module(f"weft.{name}")
     for module, names in _LAZY.items():
         if name in names.split():
             value = globals()[name] = getattr(importlib.import_module(module), name)

@@ -14,7 +14,7 @@ from weft_core.arguments import AtLeast, checked
 from weft_core.collector import collector_paused
 from weft_core.errors import InvalidArgument, InvalidOption
 
-from weft.backends import Backend, lookup_backend
+from weft.backends import Backend, get_default_backend, is_own, lookup_backend
 from weft.modules import original_of, wrap_module
 from weft.options import parse_options
 
@@ -29,7 +29,7 @@ class Arguments(TypedDict, total=False):
 
     fullgraph: bool
     dynamic: bool | None
-    backend: str | Backend
+    backend: str | Backend | None
     mode: str | None
     options: Mapping[str, Any] | None
     name: str | None
@@ -51,7 +51,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend = "codegen",
+    backend: str | Backend | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     name: str | None = None,
@@ -66,10 +66,13 @@ def compile(
         model: what to compile. Without it, a decorator is returned.
         fullgraph: raise `weft.Unsupported` where the program would otherwise be split in graphs.
         dynamic: None makes a size symbolic once it has changed, True from the start, False never.
-        backend: a name from `weft.list_backends()`, or `(gm, example_inputs) -> callable`.
-        mode: a name from `weft.list_mode_options()`.
-        options: options from `weft.list_options()`; not together with `mode`. One more of them is
-            `guard_filter_fn`, which leaves guards out and is UNSAFE: see `weft_guards.filters`.
+        backend: a name from `weft.list_backends()`, or `(gm, example_inputs) -> callable`; None is
+            `codegen`, or what `weft.set_default_backend` says.
+        mode: a name from `weft.list_mode_options()`; a backend that is not weft's gets it as it is.
+        options: options from `weft.list_options()`; not together with `mode`. Of torch.compile's
+            others, weft says that they have no effect, and a backend that is not weft's gets all
+            as they are. `guard_filter_fn` leaves guards out and is UNSAFE: see
+            `weft_guards.filters`.
         name: stands before the function's name in messages about recompiles.
         disable: return `model` as it is.
         recompile_limit: instead of `weft.config.recompile_limit`, for this call.
@@ -90,14 +93,17 @@ def compile(
     """
     if dynamic is not None and shapes_spec is not None:
         raise InvalidOption("shapes_spec", detail="give dynamic or shapes_spec, not both.")
+    backend = get_default_backend() if backend is None else backend
     lookup_backend(backend)
     with collector_paused():  # the stages are loaded on demand
         from weft_guards import CacheRules  # noqa: PLC0415
 
         from weft.pipeline import CompileRequest  # noqa: PLC0415
-    chosen, guard_filter = parse_options(mode, options)
-    rules = CacheRules(dynamic, recompile_limit, guard_filter, name)
-    request = CompileRequest(backend, fullgraph, chosen, rules, shapes_spec, isolate_recompiles)
+    parsed = parse_options(mode, options, own=is_own(backend))
+    rules = CacheRules(dynamic, recompile_limit, parsed.guard_filter, name)
+    request = CompileRequest(
+        backend, fullgraph, parsed.options, rules, shapes_spec, isolate_recompiles, parsed.keywords
+    )
     apply = functools.partial(apply_request, None if disable else request)
     return apply if model is None else apply(model)
 

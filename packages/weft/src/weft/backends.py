@@ -2,19 +2,21 @@
 
 A backend is a callable `(gm: fx.GraphModule, example_inputs: list) -> callable`, the protocol of
 torch.compile. Built-in ones are loaded on first use; others come from `register_backend` or from
-distributions that name one under the entry-point group `torch_dynamo_backends`.
+distributions that name one under the entry-point group `torch_dynamo_backends`, or from torch's own
+registry where the program has loaded it.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast, overload
 
 from weft_core.arguments import checked, name_of
 from weft_core.errors import InvalidBackend
+from weft_core.torch_compiler_shim import backend_registry
 
 Compiled = Callable[..., Any]
 Backend = Callable[..., Compiled]
@@ -33,6 +35,7 @@ _BUILT_IN = {
 _NOT_FOR_US = {"weft"}
 
 _registered: dict[str, Backend] = {}
+_default: str | Backend = "codegen"
 
 
 @overload
@@ -64,6 +67,38 @@ def _entry_points() -> dict[str, EntryPoint]:
     return {name: point for name, point in found.items() if name not in _NOT_FOR_US}
 
 
+def _torch_registered() -> dict[str, Callable[[], Backend]]:
+    """Return the backends that a program registered with torch.compile, by name."""
+    registry = backend_registry()
+    names = registry.list_backends(()) if hasattr(registry, "lookup_backend") else ()
+    return {n: partial(registry.lookup_backend, n) for n in names if n not in _NOT_FOR_US}
+
+
+@checked
+def set_default_backend(backend: str | Backend | None) -> None:
+    """Set what `weft.compile` uses without `backend=`; None puts back `codegen`.
+
+    Raises:
+        InvalidBackend: for an unknown backend.
+    """
+    global _default
+    chosen = "codegen" if backend is None else backend
+    lookup_backend(chosen)
+    _default = chosen
+
+
+def get_default_backend() -> str | Backend:
+    """Return what `weft.compile` uses without `backend=`."""
+    return _default
+
+
+def is_own(backend: str | Backend) -> bool:
+    """Say whether a backend is one of weft's, which take weft's options."""
+    if isinstance(backend, str):
+        return backend in _BUILT_IN and backend not in _registered
+    return getattr(backend, "__module__", None) == _BUILT_IN["codegen"].partition(":")[0]
+
+
 @checked
 def list_backends(exclude_tags: Sequence[str] = ()) -> list[str]:
     """Return the names that `backend=` takes, sorted.
@@ -71,7 +106,7 @@ def list_backends(exclude_tags: Sequence[str] = ()) -> list[str]:
     Args:
         exclude_tags: accepted as torch.compiler.list_backends does; weft's backends have no tags.
     """
-    return sorted({*_BUILT_IN, *_registered, *_entry_points()})
+    return sorted({*_BUILT_IN, *_registered, *_entry_points(), *_torch_registered()})
 
 
 def lookup_backend(backend: str | Backend) -> Backend:
@@ -92,4 +127,6 @@ def lookup_backend(backend: str | Backend) -> Backend:
         return cast(Backend, getattr(importlib.import_module(module), attribute))
     if backend in _entry_points():
         return cast(Backend, _entry_points()[backend].load())
+    if backend in (registered := _torch_registered()):
+        return registered[backend]()
     raise InvalidBackend(backend, list_backends())

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft_core.arguments import checked
 from weft_core.errors import InvalidArgument, InvalidOption
+from weft_core.events import notify
+
+from weft.inert_options import why_inert
 
 if TYPE_CHECKING:
     from weft_codegen.config import Options
@@ -57,10 +61,29 @@ def list_mode_options(mode: str | None = None) -> dict[str, Any]:
     return dict(MODES[mode])
 
 
+@dataclass(frozen=True)
+class Parsed:
+    """What `mode=` and `options=` ask for.
+
+    Args:
+        options: for weft's code generator.
+        guard_filter: leaves guards out, for any backend.
+        keywords: for another backend, as torch.compile passes them.
+    """
+
+    options: Options
+    guard_filter: GuardFilter | None
+    keywords: Mapping[str, Any]
+
+
 def parse_options(
-    mode: str | None, options: Mapping[str, Any] | None
-) -> tuple[Options, GuardFilter | None]:
-    """Return the code generator's options for these two arguments, and the filter of guards.
+    mode: str | None, options: Mapping[str, Any] | None, *, own: bool = True
+) -> Parsed:
+    """Parse these two arguments.
+
+    Args:
+        mode, options: see `compile`.
+        own: the backend is one of weft's; others get both as they are.
 
     Raises:
         InvalidMode: for an unknown mode.
@@ -69,11 +92,28 @@ def parse_options(
     if mode is not None and options is not None:
         detail = "give mode or options, not both; list_mode_options() shows what a mode sets."
         raise InvalidOption("mode", detail=detail)
-    if mode is not None:
-        options = list_mode_options(mode)
-    chosen = {name.replace("-", "_"): value for name, value in (options or {}).items()}
+    chosen = dict(options or {})
     guard_filter = chosen.pop("guard_filter_fn", None)
     if guard_filter is not None and not callable(guard_filter):
         detail = f"guard_filter_fn takes a function, not {guard_filter!r}."
         raise InvalidArgument("guard_filter_fn", detail=detail)
-    return _options().parse(chosen), guard_filter
+    if not own:
+        given = {"mode": None if mode == "default" else mode, "options": chosen}
+        keywords = {name: value for name, value in given.items() if value}
+        return Parsed(_options()(), guard_filter, keywords)
+    if mode is not None:
+        chosen = list_mode_options(mode)
+    chosen = {name.replace("-", "_"): value for name, value in chosen.items()}
+    return Parsed(_options().parse(_effective(chosen)), guard_filter, {})
+
+
+def _effective(chosen: dict[str, Any]) -> dict[str, Any]:
+    """The options without those of torch.compile that change nothing here, which are told."""
+    known, effective = _options().table(), {}
+    for name, value in chosen.items():
+        why = None if name in known else why_inert(name)
+        if why is None or name.replace("_", ".", 1) in known:
+            effective[name] = value
+        else:
+            notify(f"[option] {name} has no effect: {why}")
+    return effective

@@ -14,8 +14,8 @@ later call only step 6 runs: the frame hook asks the cache for code whose check 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,10 +27,12 @@ from torch import fx
 from weft_codegen import Options
 from weft_core.arguments import checked
 from weft_core.dumps import dump_graph
+from weft_core.events import counters
 from weft_guards import CacheRules, ShapesSpec
 
 from weft import failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
+from weft.overrides import override
 from weft.settings import config
 
 
@@ -45,6 +47,7 @@ class CompileRequest:
         rules: what the caches are to do, `dynamic` included.
         shapes_spec: which sizes of a function's arguments vary (see `weft_guards.ShapesSpec`).
         isolated: share nothing with other calls.
+        keywords: what a backend that is not weft's is called with (`mode`, `options`).
     """
 
     backend: str | Backend = "codegen"
@@ -53,6 +56,7 @@ class CompileRequest:
     rules: CacheRules = CacheRules()
     shapes_spec: Any = None
     isolated: bool = False
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def shared_by(self) -> object:
         """Return what is equal in calls that share what they compile; None to share nothing.
@@ -97,20 +101,21 @@ def graph_compiler(request: CompileRequest) -> Backend:
 
     weft's own backends get the parsed options, others the dict that torch.compile would pass.
     """
-    backend, options = lookup_backend(request.backend), request.options
-    keywords: dict[str, Any] = {}
-    if backend in (codegen, aot_eager):
-        keywords = {"options": options}
-    elif options != Options():
-        keywords = {"options": options.as_dict()}
+    usual = lookup_backend(request.backend)
 
     def compile_captured(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
         dump_graph("capture.graph", gm)
+        instead = override(counters["capture"]["graphs"] - 1)
+        backend = usual if instead is None else lookup_backend(instead)
+        keywords = request.keywords if instead is None else {}
+        if backend in (codegen, aot_eager):
+            keywords = {"options": request.options}
+
+        def compile_one(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+            return failures.compile_or_fallback(lambda: backend(gm, example_inputs, **keywords), gm)
+
         with progress.stage("backend", failures.describe(gm)):
             return weft_capture.compile_split(gm, example_inputs, compile_one)
-
-    def compile_one(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
-        return failures.compile_or_fallback(lambda: backend(gm, example_inputs, **keywords), gm)
 
     return compile_captured
 

@@ -8,8 +8,10 @@ settings is first asked for.
 from __future__ import annotations
 
 import importlib
+import os
+import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from weft_core import recording
@@ -35,6 +37,8 @@ class UmbrellaSettings(Settings):
         compiled_autograd: capture and compile what the autograd engine runs in `backward()`.
         record: keep graphs, generated code and times for `weft.report()`, which costs compile time
             and memory.
+        overrides: another backend for some graphs, such as `"0-3:aot_eager,5:eager"`, as
+            overrides.py describes; the environment variable WEFT_OVERRIDES sets it.
         progress: show on stderr what is being compiled; None means on a terminal only.
     """
 
@@ -42,6 +46,7 @@ class UmbrellaSettings(Settings):
     compiled_autograd: bool = False
     progress: bool | None = None
     record: bool = False
+    overrides: str = field(default_factory=lambda: os.environ.get("WEFT_OVERRIDES", ""))
 
     def __setattr__(self, name: str, value: object) -> None:
         before = self.__dict__.get(name, False)
@@ -83,6 +88,28 @@ class Config(Settings):
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._owner(name), name, value)
+
+    def save_config(self) -> bytes:
+        """Return all settings as bytes for `load_config`."""
+        return pickle.dumps(self.as_dict())
+
+    def load_config(self, saved: bytes | dict[str, Any]) -> None:
+        """Set what `save_config`, or `as_dict`, returned; bytes must come from a trusted place.
+
+        Raises:
+            UnknownSetting: for the name of a setting that this version does not have.
+        """
+        for name, value in (pickle.loads(saved) if isinstance(saved, bytes) else saved).items():
+            setattr(self, name, value)
+
+    def codegen_config(self) -> str:
+        """Return the lines of Python that set what differs from the defaults."""
+        rows = (
+            (name, value, getattr(type(group)(), name))
+            for group in self._groups()
+            for name, value in group.as_dict().items()
+        )
+        return "\n".join(f"weft.config.{n} = {value!r}" for n, value, old in rows if value != old)
 
     def reset(self) -> None:
         """Put every setting back to its default."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 from weft_core import recording
-from weft_core.events import notify
+from weft_core.events import counters, notify
 from weft_guards import CodeCache
 
 from weft_capture.breaks import BreakRecord
@@ -85,7 +85,12 @@ class CodeLog:
 def graph_record(log: CodeLog, code: types.CodeType, graph: GraphModule) -> dict[str, Any]:
     """Return what a recording keeps of a captured graph."""
     rows = recording.graph_rows(graph.graph)
-    return {"frame": log.key, "piece": code.co_qualname, "ops": count_ops(graph), "rows": rows}
+    known = {
+        "frame": log.key,
+        "piece": code.co_qualname,
+        "number": counters["capture"]["graphs"] - 1,
+    }
+    return {**known, "ops": count_ops(graph), "rows": rows}
 
 
 def lost_record(code: types.CodeType, reason: str, detail: str) -> BreakRecord:

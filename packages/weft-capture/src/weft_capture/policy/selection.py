@@ -226,8 +226,9 @@ def check_inlinable(function: types.FunctionType) -> None:
         Break: with code disabled or skipped-function.
     """
     namespace = function.__dict__
-    if namespace.get("_weft_disable") or namespace.get("_torchdynamo_disable"):
-        raise Break("disabled", function.__qualname__)
+    if marked := namespace.get("_weft_disable") or namespace.get("_torchdynamo_disable"):
+        why = marked if isinstance(marked, str) else namespace.get("_torchdynamo_disable_msg")
+        raise Break("disabled", function.__qualname__ + (f": {why}" if why else ""))
     if function.__code__.co_filename == torch._compile.__file__:
         # torch's own marker: its wrapper would import torch's compiler.
         raise Break("disabled", function.__qualname__)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from weft_core.errors import InvalidOption, WeftError
+from weft_guards import skip_guards
 
 F = TypeVar("F", bound=Callable[..., Any])
 STANCES = (
@@ -56,10 +57,14 @@ def may_compile(name: str, reasons: Callable[[], Iterable[tuple[Any, Iterable[An
     return active.name != "eager_on_recompile"
 
 
-def _set(stance: Stance | None) -> Stance | None:
+_State = tuple[Stance | None, bool]
+"""The stance, and whether guards are skipped."""
+
+
+def _set(state: _State) -> _State:
     global active
-    before, active = active, stance
-    return before
+    before, active = active, state[0]
+    return before, skip_guards(state[1])
 
 
 class set_stance(ContextDecorator):  # noqa: N801
@@ -71,7 +76,8 @@ class set_stance(ContextDecorator):  # noqa: N801
             `eager_then_compile` (the first call of each optimised function runs eagerly, so that
             the second call compiles with the changed sizes symbolic); `aot_eager_then_compile`
             (the same, but the first call runs its traced forward and backward op by op).
-        skip_guard_eval_unsafe: ignored, for compatibility; guards are always tested.
+        skip_guard_eval_unsafe: test only the guards by which the compiled versions of a function
+            differ; UNSAFE, for programs that have made every kind of call once.
         force_backend: use this backend for all functions, with the default stance.
 
     Raises:
@@ -92,7 +98,8 @@ class set_stance(ContextDecorator):  # noqa: N801
             raise WeftError(f"force_backend goes with the default stance, not with {stance}")
         plain = stance == "default" and force_backend is None
         self.stance = None if plain else Stance(stance, force_backend)
-        self._before = _set(self.stance)
+        self.state = self.stance, skip_guard_eval_unsafe
+        self._before = _set(self.state)
 
     def __call__(self, function: F) -> F:
         """Decorate a function: the stance applies during its calls only."""
@@ -102,11 +109,11 @@ class set_stance(ContextDecorator):  # noqa: N801
     def _recreate_cm(self) -> set_stance:
         """Return a copy for a single call of a decorated function."""
         fresh = copy.copy(self)
-        fresh._before = active
+        fresh._before = active, skip_guards(self.state[1])
         return fresh
 
     def __enter__(self) -> set_stance:
-        _set(self.stance)
+        _set(self.state)
         return self
 
     def __exit__(self, *_: object) -> None:
