@@ -155,6 +155,7 @@ def _compile(
         compiled = CompiledGraph(known, graph_cache.constants(gm))
         compiled.listen(known.origins, gm)
         return compiled
+    before = gm
     if inference:
         with events.span("codegen.layout"):
             gm = in_channels_last(gm)
@@ -164,7 +165,7 @@ def _compile(
     if program.device != CPU:
         return _compile_elsewhere(program, gm)
     compiled = compile_program(program)
-    compiled.listen(step_origins(program, gm), gm, timed(program))
+    compiled.listen(step_origins(program, before), before, timed(program))
     _count(compiled.loadable)
     if key is not None:
         graph_cache.store(key, compiled.loadable)

@@ -15,7 +15,6 @@ from torch.fx import Node
 from weft_core.jagged import is_jagged
 from weft_core.tensor_versions import version_of
 from weft_guards import Guard, MemoryUse
-from weft_guards.explain import program_expr
 from weft_guards.payloads import shares_memory, writes_are_disjoint
 from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, LocalSource, Source
 
@@ -72,15 +71,18 @@ def restore(before: list[State]) -> None:
 
 
 _LONGEST_NAME = 36
+_WORD = re.compile("[A-Za-z0-9]+")
+_NOISE = ("dict", "modules", "parameters", "buffers")  # where modules keep their members
 
 
 def input_name(source: Source) -> str:
     """Return a short name for an input: `blocks_0_weight` for `self.blocks[0].weight`."""
-    words = re.findall(r"[a-z0-9]+", program_expr(source).lower())
-    name = "_".join(words).removeprefix("self_")
+    words = _WORD.findall(source.expr())
+    name = "_".join([word for word in words[1:] if word not in _NOISE]).lower()
+    name = name.removeprefix("self_")
     while len(name) > _LONGEST_NAME and "_" in name:
         name = name.partition("_")[2]
-    return name[-_LONGEST_NAME:]
+    return name[-_LONGEST_NAME:] or "input"
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.externs import library_of_gpu, python_step
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
-from weft_codegen.kernels.step_events import Origins, StepEvents, labels_of
+from weft_codegen.kernels.step_events import Origins, StepEvents
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
 from weft_codegen.torch_compat import entry_addresses, handle_offset, missing, torch_library
 
@@ -95,7 +95,7 @@ class CompiledGraph:
     def listen(self, origins: Origins, gm: fx.GraphModule, timed: bool = False) -> None:
         """Name the steps for profilers after the nodes of `gm`; take their times."""
         self.loadable = replace(self.loadable, origins=origins)
-        self._program.listener = StepEvents(labels_of(origins, gm), timed)
+        self._program.listener = StepEvents(origins, gm, timed)
         self._program.always = timed
 
     def call_owning(self, args: list[Any]) -> list[Any]:

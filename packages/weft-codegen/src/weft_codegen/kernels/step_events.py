@@ -6,6 +6,7 @@ other times is a branch a step. While weft records for a report, the listener ta
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -38,15 +39,21 @@ def step_origins(program: Program, gm: fx.GraphModule) -> Origins:
     return tuple(rows)
 
 
-def labels_of(origins: Origins, gm: fx.GraphModule) -> list[str]:
-    """Return a name for each step, such as `kernel0 model.py:31 y = F.gelu(x)`."""
-    nodes = list(gm.graph.nodes)
-    return [f"{name} {_places([nodes[n] for n in numbers])}".rstrip() for name, numbers in origins]
+def _labels(origins: Origins, traces: Sequence[str | None]) -> list[str]:
+    """Return a name for each step, such as `kernel0 model.py:31 y = F.gelu(x)`; then the graph's.
+
+    Args:
+        origins: where the steps come from.
+        traces: the stack of each node of the graph.
+    """
+    places = [_places([traces[number] for number in numbers]) for _, numbers in origins]
+    steps = [f"{name} {place}".rstrip() for (name, _), place in zip(origins, places, strict=True)]
+    return [*steps, f"weft graph {next(filter(None, places), '')}".rstrip()]
 
 
-def _places(nodes: Sequence[fx.Node]) -> str:
+def _places(traces: Sequence[str | None]) -> str:
     """The user's lines of some nodes; the code of the last one."""
-    frames = [user_frame(node.meta.get("stack_trace")) for node in nodes]
+    frames = [user_frame(trace) for trace in traces]
     places = [f"{frame[0].rpartition('/')[2]}:{frame[1]}" for frame in frames if frame]
     code = next((frame[2].strip() for frame in reversed(frames) if frame), "")
     return f"{', '.join(dict.fromkeys(places))} {code}"[:_LONGEST]
@@ -55,10 +62,11 @@ def _places(nodes: Sequence[fx.Node]) -> str:
 class StepEvents:
     """The listener of one program, which several threads may call."""
 
-    def __init__(self, labels: Sequence[str], timed: bool) -> None:
-        first = next((label.partition(" ")[2] for label in labels if " " in label), "")
-        self._labels = [*labels, f"weft graph {first}".rstrip()]
-        self._times: list[float | None] | None = [None] * len(labels) if timed else None
+    def __init__(self, origins: Origins, gm: fx.GraphModule, timed: bool) -> None:
+        # The labels are made when a profiler asks for them, and the graph is not kept.
+        traces = [node.meta.get("stack_trace") for node in gm.graph.nodes]
+        self._labels = functools.cache(functools.partial(_labels, origins, traces))
+        self._times: list[float | None] | None = [None] * len(origins) if timed else None
         if self._times is not None:
             times = self._times
             recording.keep("timed", lambda: {"seconds": times})
@@ -73,7 +81,7 @@ class StepEvents:
         if step == _ENDS:
             state.events.pop().__exit__(None, None, None)
             return None
-        event = _Event(self._labels[step] if step >= 0 else self._labels[-1])
+        event = _Event(self._labels()[max(step, -1)])
         event.__enter__()
         state.events.append(event)
         state.step, state.since = step, time.perf_counter()
