@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.printer import buffer_text
@@ -37,13 +38,16 @@ class _Box:
         self.width = max(map(len, self.lines)) * _CHARACTER + 2 * _PAD
         self.height = len(self.lines) * _LINE + 2 * _PAD
 
-    def svg(self) -> Iterator[str]:
-        """The arrows to it, and the box."""
+    def arrows(self) -> Iterator[str]:
+        """The arrows to it."""
         for number, (source, name) in enumerate(self.sources, 1):
             start = f"{source.x + source.width / 2:.0f},{source.y + source.height:.0f}"
             end = f"{self.x + self.width * number / (len(self.sources) + 1):.0f},{self.y:.0f}"
             title = f"<title>{escape(name)}</title>"
             yield f'<path d="M{start} L{end}" stroke="#666" fill="none">{title}</path>'
+
+    def svg(self) -> Iterator[str]:
+        """The box."""
         size = f'width="{self.width:.0f}" height="{self.height:.0f}" rx="4"'
         fill = f'fill="{_COLOURS[self.kind]}" stroke="#444"'
         step = "" if self.step is None else f' data-step="{self.step}"'
@@ -68,7 +72,8 @@ def svg_of(program: Program) -> str:
         width = max(width, left)
         top += max(box.height for box in layer) + _GAP
     size = f'width="{width:.0f}" height="{top:.0f}" font-family="monospace" font-size="10.5"'
-    drawn = [line for layer in layers.values() for box in layer for line in box.svg()]
+    boxes = [box for layer in layers.values() for box in layer]
+    drawn = [*chain(*(box.arrows() for box in boxes)), *chain(*(box.svg() for box in boxes))]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
     return "\n".join([head, *drawn, "</svg>", ""])
 

@@ -447,19 +447,23 @@ function showCode(part, box, linked) {
 
 function showKernels(part, box, linked) {
   const timed = part.timed && part.timed.seconds.some((time) => time) ? part.timed : null, limit = summary.bandwidth;
-  const heads = ["#", "kernel or operator", "user lines", "bytes moved"];
+  const heads = ["#", "kernel or operator", "bytes moved"];
   if (timed) heads.push("time", "GB/s", `of ${(limit / 1e9).toFixed(1)} GB/s`);
-  const table = h("table", {}, h("tr", {}, ...heads.map((text, k) => h("th", { class: k === 0 || k > 2 ? "num" : "" }, text))));
+  heads.push("user lines");
+  const table = h("table", {}, h("tr", {}, ...heads.map((text, k) =>
+    h("th", { class: k === 1 || k === heads.length - 1 ? "" : "num" }, text))));
   part.program.steps.forEach((step, position) => {
     if (step.kind === "view") return;
-    const row = h("tr", { class: step.lines.length ? "link" : "", title: step.text + (step.reason ? `\na call: ${step.reason}` : "") },
-      h("td", { class: "num" }, position), h("td", { class: "mono" }, step.name),
-      h("td", { class: "where" }, step.lines.map(short).join(", ")), h("td", { class: "num" }, bytes(step.bytes)));
+    const row = h("tr", { class: step.lines.length ? "link" : "", title: step.text },
+      h("td", { class: "num" }, position), h("td", { class: "mono name" }, step.name.replace(/\.default$/, "")),
+      h("td", { class: "num" }, bytes(step.bytes)));
     if (timed) {
-      const seconds = timed.seconds[position], rate = step.bytes / seconds, share = Math.min(1, rate / limit);
-      row.append(h("td", { class: "num" }, seconds ? time(seconds) : ""), h("td", { class: "num" }, seconds && step.bytes ? (rate / 1e9).toFixed(1) : ""),
-        h("td", { class: "num", html: seconds && step.bytes ? `${Math.round(100 * rate / limit)} %<span class="meter"><i style="width:${100 * share}%"></i></span>` : "" }));
+      const seconds = timed.seconds[position], rate = seconds && step.bytes ? step.bytes / seconds : 0;
+      const share = Math.round(100 * rate / limit);
+      row.append(h("td", { class: "num" }, seconds ? time(seconds) : ""), h("td", { class: "num" }, rate ? (rate / 1e9).toFixed(1) : ""),
+        h("td", { class: "num", html: rate ? `${share} %<span class="meter"><i style="width:${Math.min(100, share)}%"></i></span>` : "" }));
     }
+    row.append(h("td", { class: "where" }, step.lines.map(short).join(", ")));
     linked.add(row, step.lines, "graph");
     table.append(row);
   });
@@ -467,7 +471,9 @@ function showKernels(part, box, linked) {
   if (measured) box.append(h("div", { class: "empty" },
     `Measured whole: ${time(measured.compiled)} compiled, ${time(measured.eager)} eager; ${measured.pays ? "the compiled code runs" : "eager is faster, so eager runs"}.`));
   box.append(table);
-  if (!timed) box.append(h("div", { class: "empty" }, "Bytes are what each step has to move at least. No times were taken: the graph ran in no call."));
+  if (timed) box.append(h("div", { class: "empty" },
+    "Times are the shortest of all calls. The limit is what a copy of large tensors moves here; small tensors stay in caches, so their kernels may be above it, and products are bound by arithmetic."));
+  else box.append(h("div", { class: "empty" }, "Bytes are what each step has to move at least. No times were taken: the graph ran in no call."));
 }
 
 function showDiagram(part, box, linked) {
