@@ -139,3 +139,13 @@ def test_the_reference_has_every_public_module_of_core():
     text = (DOCS / "reference" / "weft-core.rst").read_text()
     modules = {path.stem for path in (ROOT / "packages/weft-core/src/weft_core").glob("[a-z]*.py")}
     assert modules == set(re.findall(r"automodule:: weft_core\.(\w+)$", text, re.MULTILINE))
+
+
+def test_the_pages_that_sources_name_exist():
+    named = {
+        (path.name, page)
+        for path in CODE
+        for page in re.findall(r"docs/[\w/-]+\.md", path.read_text(errors="ignore"))
+    }
+    assert len(named) > 10
+    assert [(name, page) for name, page in sorted(named) if not (ROOT / page).exists()] == []
