@@ -112,7 +112,7 @@ def _effective(chosen: dict[str, Any]) -> dict[str, Any]:
     known, effective = _options().table(), {}
     for name, value in chosen.items():
         why = None if name in known else why_inert(name)
-        if why is None or name.replace("_", ".", 1) in known:
+        if why is None or name.replace("_", ".", 1) in known:  # triton_cudagraphs, too
             effective[name] = value
         else:
             notify(f"[option] {name} has no effect: {why}")
