@@ -8,8 +8,8 @@ called only then, so that a stage without a reader costs one comparison.
     │   ├── Record kind="aten"            a joint, forward or backward  (weft_aot)
     │   │   ├── Record kind="program"     loops, schedule, memory plan  (weft_codegen)
     │   │   ├── Record kind="source"      C or Triton                   (weft_codegen)
-    │   │   ├── Record kind="timed"           the shortest time of each step
-    │   │   └── Record kind="measured"        the whole graph against eager
+    │   │   ├── Record kind="timed"       the shortest time of each step
+    │   │   └── Record kind="measured"    the whole graph against eager
     ├── Record kind="recompile"           why a frame is compiled again (weft_guards)
     └── Span                              a timed stage of compiling
 """
