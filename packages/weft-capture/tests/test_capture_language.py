@@ -245,7 +245,8 @@ def generators(x):
 
 
 def strings(x):
-    return f"{x.shape[0]}-{3:>4}-{'a'!r}", "a,b".split(","), "-".join(["x", "y"]), "%d" % 3, x  # noqa: UP031
+    percents = "%d" % 3, "%s" % collections.Counter("ab")  # noqa: UP031
+    return f"{x.shape[0]}-{3:>4}-{'a'!r}", "a,b".split(","), "-".join(["x", "y"]), percents, x
 
 
 def matching(x):

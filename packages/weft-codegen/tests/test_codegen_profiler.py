@@ -27,7 +27,7 @@ def compiled(function=block, *inputs):
 
 
 def events_of(run, *args):
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         result = run(*args)
     return [event.name for event in seen.events()], result
 

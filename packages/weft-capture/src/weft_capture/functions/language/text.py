@@ -190,8 +190,8 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
         return _with_holes(tx, _interpolated, [constant(text)], operands, not shows_objects)
     if isinstance(plain, TupleValue):
         operand: Any = tuple(format_argument(tx, value) for value in operands)
-    elif isinstance(plain, DictValue):
-        if plain is not right and "%(" in text:  # whose methods are asked
+    elif isinstance(plain, DictValue) and (plain is right or "%(" in text):
+        if plain is not right:  # whose methods are asked
             raise Break("builtin-error", "% with an instance of a subclass of dict")
         operand = plain.build(lambda item: format_argument(tx, item))
     else:
