@@ -16,7 +16,6 @@ from typing import Any, cast, overload
 
 from weft_core.arguments import checked, name_of
 from weft_core.errors import InvalidBackend
-from weft_core.torch_compiler_shim import backend_registry
 
 Compiled = Callable[..., Any]
 Backend = Callable[..., Compiled]
@@ -69,7 +68,7 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 def _torch_registered() -> dict[str, Callable[[], Backend]]:
     """Return the backends that a program registered with torch.compile, by name."""
-    registry = backend_registry()
+    registry = importlib.import_module("weft_core.torch_compiler_shim").backend_registry()
     names = registry.list_backends(()) if hasattr(registry, "lookup_backend") else ()
     return {n: partial(registry.lookup_backend, n) for n in names if n not in _NOT_FOR_US}
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from weft_core import recording
 from weft_core.errors import UnknownSetting
 from weft_core.settings import Settings
 
@@ -53,8 +52,8 @@ class UmbrellaSettings(Settings):
         super().__setattr__(name, value)
         if name == "compiled_autograd" and value != before:
             importlib.import_module("weft.compiled_autograd").switch(value)
-        elif name == "record":
-            recording.switch(bool(value))
+        elif name == "record" and value != before:
+            importlib.import_module("weft_core.recording").switch(bool(value))
 
 
 umbrella = UmbrellaSettings()
