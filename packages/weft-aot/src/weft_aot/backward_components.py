@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from weft_core.symnodes import equal_sizes
 
+from weft_aot.cleanup import same_shape
 from weft_aot.records import BackwardComponent, JointGraph, Partition
 from weft_aot.walk import Bits, ancestors, depending, union
 
@@ -54,17 +54,10 @@ class _Sums:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two tensors of its sizes and dtype, in whatever memory layout."""
+    """Whether a node adds two tensors of its size and dtype, in whatever memory layout."""
     terms = node.all_input_nodes
-    if node.target is not aten.add.Tensor or node.kwargs or len(terms) != 2:
-        return False
-    total, *added = (one.meta["val"] for one in (node, *terms))
-    return all(
-        term.dtype == total.dtype
-        and term.dim() == total.dim()
-        and equal_sizes(term.shape, total.shape)
-        for term in added
-    )
+    adds = node.target is aten.add.Tensor and not node.kwargs and len(terms) == 2
+    return adds and all(same_shape(node, term) for term in terms)
 
 
 def _meeting(graph: fx.Graph, behind: dict[fx.Node, Bits], sums: _Sums) -> list[Bits]:

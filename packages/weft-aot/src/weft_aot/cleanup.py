@@ -107,11 +107,17 @@ def _unchanged(node: fx.Node, source: fx.Node) -> fx.Node | None:
     return source if same_layout(node, source) else None
 
 
-def same_layout(node: fx.Node, other: fx.Node) -> bool:
-    """Whether two nodes' tensors have one dtype, device, size and strides."""
+def same_shape(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes' tensors have one dtype, device and size."""
     a, b = node.meta["val"], other.meta["val"]
     same = a.dtype == b.dtype and a.device == b.device and a.dim() == b.dim()
-    return same and equal_sizes(a.shape, b.shape) and equal_sizes(a.stride(), b.stride())
+    return same and equal_sizes(a.shape, b.shape)
+
+
+def same_layout(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes' tensors have one dtype, device, size and strides."""
+    strides = (one.meta["val"].stride() for one in (node, other))
+    return same_shape(node, other) and equal_sizes(*strides)
 
 
 def _by_one(node: fx.Node, source: fx.Node) -> fx.Node | None:

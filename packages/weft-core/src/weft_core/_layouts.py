@@ -1,4 +1,4 @@
-"""Layouts of decomposed operators: results get the strides of the original operator."""
+"""Results of decompositions: they get the strides of the operator, and memory of their own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def restride_as(made: Any, wanted: Any) -> Any:
 
 
 def unshare(func: OpOverload, made: Any, args: Any, kwargs: Any) -> Any:
-    """What a decomposition made, with memory of its own where the operator's schema says so."""
+    """Copy results of a decomposition that are arguments, unless the operator's schema says so."""
     if func is aten._unsafe_view.default or any(one.alias_info for one in func._schema.returns):
         return made
     memory = {*map(_memory, pytree.tree_leaves((args, kwargs)))} - {None}
