@@ -73,6 +73,18 @@ def place(offset):
     return f"{__file__}:{LINE + offset}"
 
 
+def test_a_recorded_frame_shows_the_code_that_replaces_it():
+    assert parts_of(run())["f0"]["code"] == ""
+    weft.config.record = True
+    weft.reset()
+    report = run()  # holds no code alive
+    compiled = weft.compile(program)
+    compiled(torch.ones(3, 4), torch.ones(4, 4))
+    code = parts_of(weft.report())["f0"]["code"]
+    assert "def program(x, w):" in code and f"return __resume_at_{LINE + 3}(y)" in code
+    assert "def __resume_at_" in code and report.frames
+
+
 def test_a_frame_with_its_break_source_and_guards():
     parts = parts_of(run())
     name, file, line, graphs, ops, breaks, recompiles, *_ = parts["summary"]["frames"][0]

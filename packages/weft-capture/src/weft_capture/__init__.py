@@ -4,6 +4,8 @@
 makes of it. `convert` is the pipeline; docs/architecture/capture.md has the other folders.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import weft_capture.libraries  # noqa: F401  fills the tables of library_traits
 from weft_capture.api import Capture, Explanation, capture, explain, report, reset
 from weft_capture.breaks import REASONS, Break, BreakRecord
@@ -25,6 +27,9 @@ from weft_capture.passes.region_dedup import compile_regions
 from weft_capture.policy.reports import FrameReport, Report
 from weft_capture.policy.stance import set_stance
 
+if TYPE_CHECKING:
+    from weft_capture.output.frame_code import code_of, show_code
+
 __all__ = [
     "REASONS",
     "Break",
@@ -36,6 +41,7 @@ __all__ = [
     "allow_in_graph",
     "assume_constant_result",
     "capture",
+    "code_of",
     "compile_regions",
     "compile_split",
     "disable",
@@ -50,6 +56,16 @@ __all__ = [
     "running",
     "set_stance",
     "settings",
+    "show_code",
     "skip_frame",
     "substitute_in_graph",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is for people when somebody asks for it."""
+    if name not in ("code_of", "show_code"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from weft_capture.output import frame_code  # noqa: PLC0415
+
+    return getattr(frame_code, name)

@@ -42,6 +42,7 @@ from weft_capture.policy.coroutine_entry import SUSPENDING, driven, in_pieces
 from weft_capture.policy.reports import (
     CodeLog,
     Report,
+    add_codes,
     collected,
     count_ops,
     gather,
@@ -484,6 +485,7 @@ def report() -> Report:
         frames = copy.deepcopy(dict(collected))
         for state in list(_all):
             gather(list(state.logs.values()), frames)
+            add_codes(list(state.caches.items()), frames)
     reported = {text for frame in frames.values() for text in frame.told}
     return Report(tuple(frames.values()), tuple(text for text in notified if text not in reported))
 

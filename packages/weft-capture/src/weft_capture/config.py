@@ -27,6 +27,8 @@ class CaptureSettings(Settings):
             there, and the tensors saved for the backward are chosen to save memory.
         caching_precompile: store captures in the cache folder, so that another process only tests
             guards and compiles the graphs.
+        debug_code: a folder: the code that replaces a frame is written there as Python text, and
+            that file is what runs, so that a debugger can step through it; "" for none.
     """
 
     inline_depth: Annotated[int, AtLeast(0)] = 200
@@ -37,6 +39,7 @@ class CaptureSettings(Settings):
     capture_scalar_outputs: bool = False
     capture_backward: bool = True
     caching_precompile: bool = False
+    debug_code: str = ""
 
 
 settings = CaptureSettings()

@@ -199,6 +199,10 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
     with _modes_restored(), _own_saved_tensors():
         code, graph = draft.finish(call_backend)
     log_code(tx, code)
+    if config.settings.debug_code:
+        from weft_capture.output.frame_code import debugged  # noqa: PLC0415  seldom used
+
+        code = debugged(code, config.settings.debug_code)
     guards = [*tx.all_guards(), *class_guards(reads), *library_guards(tx.library)]
     kept = to_bytes(tx, code, guards, artifacts[0], artifacts[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)

@@ -50,6 +50,7 @@ ARTIFACTS: dict[str, Artifact] = {
     "recompiles_verbose": Artifact("the failing guards of every entry, not only the newest"),
     "dynamic": Artifact("which sizes became symbolic, and what was assumed of them", "captures"),
     "bytecode": Artifact("original and rewritten bytecode", "captures"),
+    "frame_code": Artifact("rewritten frames as Python text", "captures"),
     "trace_source": Artifact("each line of the program as capture executes it", "captures"),
     "aot_joint_graph": Artifact("forward and backward traced as one"),
     "aot_graphs": Artifact("forward and backward after the partition"),

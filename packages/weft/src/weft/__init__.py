@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from weft_capture import graph_break as graph_break
     from weft_capture import is_compiling as is_compiling
     from weft_capture import nonstrict_trace as nonstrict_trace
+    from weft_capture import show_code as show_code
     from weft_capture import skip_frame as skip_frame
     from weft_capture import substitute_in_graph as substitute_in_graph
     from weft_guards import mark_dynamic as mark_dynamic
@@ -68,7 +69,7 @@ __version__ = "0.1.0"
 # module -> the names that it has
 _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
-    "graph_break is_compiling nonstrict_trace skip_frame substitute_in_graph",
+    "graph_break is_compiling nonstrict_trace show_code skip_frame substitute_in_graph",
     "weft.compiler": "mark_static_address run",
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",

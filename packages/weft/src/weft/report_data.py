@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import weft_capture
 from weft_capture import BreakRecord, FrameReport, Report
 from weft_core.events import counters
 from weft_core.recording import Record, Recording
@@ -26,6 +27,7 @@ from weft_core.recording import Record, Recording
 Data = dict[str, Any]
 Stages = Sequence[tuple[str, float, int]]
 _CONTEXT = 3  # lines around one that is in no function
+_MOST_CODE = 200  # frames whose rewritten code is shown; `weft.show_code` shows any
 
 
 def page_parts(
@@ -44,7 +46,8 @@ def page_parts(
     for number, frame in enumerate(report.frames):
         key = (frame.name, frame.filename, frame.line)
         known.add(key)
-        yield f"f{number}", _frame(frame, trees.get(key, []))
+        code = weft_capture.code_of(frame) if kept and number < _MOST_CODE else ""
+        yield f"f{number}", {**_frame(frame, trees.get(key, [])), "code": code}
         frames.append(_row(frame))
     rest = [tree for key, group in trees.items() if key not in known for tree in group]
     yield "other", {"graphs": rest, "sources": _sources(rest, ())}

@@ -15,6 +15,7 @@ from weft_capture.model.protocol import Tracer
 _graph_log = logger("capture", "graph")
 _code_log = logger("capture", "graph_code")
 _bytecode_log = logger("capture", "bytecode")
+_text_log = logger("capture", "frame_code")
 _effects_log = logger("capture", "side_effects")
 
 
@@ -29,7 +30,7 @@ def log_graph(graph: GraphModule) -> None:
 
 
 def log_code(tx: Tracer, code: types.CodeType) -> None:
-    """Log what replaces a frame: `side_effects`, `bytecode`."""
+    """Log what replaces a frame: `side_effects`, `bytecode`, `frame_code`."""
     original = tx.function.__code__
     if enabled("side_effects"):
         lines = "\n".join(f"  {line}" for line in _side_effects(tx)) or "  none"
@@ -38,6 +39,10 @@ def log_code(tx: Tracer, code: types.CodeType) -> None:
         title = f"{original.co_qualname} ({original.co_filename}:{original.co_firstlineno})"
         for which, shown in (("original", original), ("rewritten", code)):
             _bytecode_log.info("%s bytecode of %s\n%s", which, title, dis.Bytecode(shown).dis())
+    if enabled("frame_code"):
+        from weft_capture.output import frame_code  # noqa: PLC0415  loaded when it is asked for
+
+        _text_log.info("%s", frame_code.log_text(code))
 
 
 def _side_effects(tx: Tracer) -> Iterator[str]:

@@ -35,6 +35,12 @@ Key = tuple[str, str, int]
 _MOST = 100  # records of dead code objects, by function
 
 
+def key_of(code: types.CodeType) -> Key:
+    """Return the function of a code object, which may be a resume function."""
+    name = code.co_qualname.partition(".<resume at ")[0]
+    return name, code.co_filename, code.co_firstlineno
+
+
 @dataclass(eq=False)
 class CodeLog:
     """The record of one code object: a function or a resume function.
@@ -64,8 +70,7 @@ class CodeLog:
     @classmethod
     def of(cls, code: types.CodeType, cache: CodeCache | None) -> CodeLog:
         """Return an empty record of a code object."""
-        name = code.co_qualname.partition(".<resume at ")[0]
-        return cls((name, code.co_filename, code.co_firstlineno), cache)
+        return cls(key_of(code), cache)
 
     def __del__(self) -> None:
         if not self.dropped and not sys.is_finalizing():
@@ -116,6 +121,7 @@ class FrameReport:
         uncompiled: why graphs of it run op by op.
         told: the notices that users got about it.
         caches: its compiled entries, while they live.
+        codes: the code objects of its pieces and their entries, while they live.
     """
 
     name: str
@@ -134,6 +140,9 @@ class FrameReport:
     uncompiled: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     caches: list[weakref.ref[CodeCache]] = field(default_factory=list, repr=False)
+    codes: list[tuple[weakref.ref[types.CodeType], weakref.ref[CodeCache]]] = field(
+        default_factory=list, repr=False
+    )
 
     def add(self, log: CodeLog) -> None:
         """Count one code object in."""
@@ -224,3 +233,11 @@ def gather(logs: Iterable[CodeLog], frames: Frames, most: int = sys.maxsize) -> 
         frame = frames.setdefault(log.key, FrameReport(*log.key))
         if frame.pieces < most:
             frame.add(log)
+
+
+def add_codes(caches: Iterable[tuple[types.CodeType, CodeCache]], frames: Frames) -> None:
+    """Add living code objects and their entries to the reports of their functions."""
+    for code, cache in caches:
+        frame = frames.get(key_of(code))
+        if frame is not None:
+            frame.codes.append((weakref.ref(code), weakref.ref(cache)))
