@@ -41,7 +41,8 @@ def aot_compile(
 
     Args:
         gm: torch-level graph module; parameters and buffers are placeholders, in the order of
-            `inputs`. ``meta["example_value"]`` of a placeholder, if there, is its fake.
+            `inputs`. ``meta["example_value"]`` of a placeholder, if there, is its fake;
+            ``meta["gradient_bucket_bytes"]`` of the module asks for gradients in buckets.
         inputs: real (or fake) tensors and ints.
         fw_compiler: called with the forward aten graph and its fake inputs.
         bw_compiler: the same for the backward; default `fw_compiler`.
@@ -55,7 +56,6 @@ def aot_compile(
     """
     fakes, same_as = fake_inputs(gm, inputs), first_occurrences(inputs)
     flat = FlatProgram(gm, fakes, same_as) if has_subclasses(gm, fakes) else None
-    program: Any = flat or gm
     try:
         with events.span("aot.joint"):
             if flat is None:
@@ -76,16 +76,17 @@ def aot_compile(
     if not joint.gradients:
         compile_one = inference_compiler or fw_compiler
         built = build_inference(joint, _compile(compile_one, joint.module, "inference graph"))
-        return built if flat is None else flat.wrap(built, joint)
+        return flat.wrap(built, joint) if flat else built
     with events.span("aot.partition"):
         parts = partition_fn(joint)
     _show("aot_graphs", "forward graph", parts.forward)
     _show("aot_graphs", "backward graph", parts.backward)
-    forward = _compile(fw_compiler, parts.forward, "forward graph")
     how = _compile_later if settings.lazy_backward else _compile
     compile_backward = functools.partial(how, bw_compiler or fw_compiler)
-    built = build_training(joint, parts, forward, compile_backward, program)
-    return built if flat is None else flat.wrap(built, joint)
+    forward = _compile(fw_compiler, parts.forward, "forward graph")
+    buckets = 0 if flat else gm.meta.get("gradient_bucket_bytes", 0)
+    built = build_training(joint, parts, forward, compile_backward, flat or gm, buckets)
+    return flat.wrap(built, joint) if flat else built
 
 
 def _trace_flat(

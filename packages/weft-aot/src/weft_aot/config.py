@@ -15,10 +15,13 @@ class AotSettings(Settings):
         lazy_backward: compile a backward when it is first called, so that a program that never
             calls it does not pay; errors of its compiler then appear there.
         recompute: let the backward compute cheap values again; without it all it needs is saved.
+        optimize_ddp: hand gradients over in buckets, so that DistributedDataParallel reduces some
+            while others are made.
     """
 
     lazy_backward: bool = False
     recompute: bool = True
+    optimize_ddp: bool = True
 
 
 settings = AotSettings()

@@ -46,10 +46,12 @@ class DoubleBackward:
         self._joint, self._part = joint, part
         self._autocast = _autocast_state()
         self._written = {mutation.index for mutation in joint.mutations}
-        self._needed = needed_inputs(joint, part)
+        self._needed = set() if part.chained else needed_inputs(joint, part)
         tensors = [saved.source for saved in part.saved if not saved.symbolic]
         self._saved = {s.index: place for place, s in enumerate(tensors) if s.kind != "value"}
         self._refusal = refusal(joint, copied_inputs(joint) - self._saved.keys())
+        if part.chained:
+            self._refusal = "its gradients come in buckets; set weft.config.optimize_ddp = False"
         self.kept = [] if self._refusal else self._plan_kept()
 
     def _plan_kept(self) -> list[tuple[int, Callable[[Any], Any] | None]]:

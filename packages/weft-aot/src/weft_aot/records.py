@@ -145,6 +145,8 @@ class BackwardComponent:
         gradients: for each gradient the index of its input; None where there is no gradient.
         behind: for each gradient the places of the tangents that it depends on.
         inner: the places of values of which others are made, each with the places of those.
+        links: forward values for whose gradients the backward has results after `gradients`.
+        chained: it is a piece of a backward (see `gradient_buckets`).
     """
 
     backward: fx.GraphModule
@@ -153,6 +155,8 @@ class BackwardComponent:
     gradients: tuple[int | None, ...]
     behind: tuple[tuple[int, ...], ...]
     inner: tuple[tuple[int, tuple[int, ...]], ...]
+    links: tuple[int, ...] = ()
+    chained: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

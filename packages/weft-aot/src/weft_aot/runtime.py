@@ -18,7 +18,9 @@ from weft_core.events import counters
 
 from weft_aot import runtime_codegen
 from weft_aot.backward_components import split_backward
+from weft_aot.config import settings
 from weft_aot.double_backward import DoubleBackward
+from weft_aot.gradient_buckets import split_into_buckets
 from weft_aot.hook_order import skip_unreached_hooks
 from weft_aot.records import BackwardComponent, JointGraph, Partition
 
@@ -45,6 +47,7 @@ def build_training(
     forward: Compiled,
     compile_backward: Callable[[fx.GraphModule], Compiled],
     program: Callable[..., Any],
+    bucket_bytes: int = 0,
 ) -> Compiled:
     """A callable of flat arguments whose differentiable results have the compiled backward.
 
@@ -56,18 +59,26 @@ def build_training(
             sequence, None for a missing gradient. With an attribute `call_owning`, that is called
             with a list of the arguments, from which it takes tensors when it needs them no more.
         program: what `joint` was traced from; it makes gradients under ``create_graph=True``.
+        bucket_bytes: for data parallel training: gradients arrive in buckets of about that size.
     """
-    nodes: list[tuple[Compiled, list[int]]] = []
-    for part in split_backward(joint, cut):
+    nodes: list[runtime_codegen.Node] = []
+    parts = split_backward(joint, cut)
+    links: Callable[[], list[torch.Tensor]] = list
+    if bucket_bytes and settings.optimize_ddp and len(parts) == 1:
+        outputs: Any = cut.forward.graph.output_node().args[0]
+        parts, links = split_into_buckets(joint, parts[0], bucket_bytes, len(outputs))
+        counters["aot"]["gradient_buckets"] += len(parts)
+    for part in parts:
         replay = DoubleBackward(program, joint, part)
         first = None if nodes else _without_autocast(forward)
         forward_of_part = runtime_codegen.make_forward(joint, part, replay.kept, first)
         function = _function(joint, part, forward_of_part, compile_backward(part.backward), replay)
         reached = [index for index in part.gradients if index is not None]
         # Without an input, autograd would not take the results for differentiable.
-        nodes.append((_apply(function), reached or [joint.gradients[0]]))
+        inputs = [] if part.links else [joint.gradients[0]]
+        nodes.append((_apply(function), reached or inputs, part.links))
     copied = [saved.source.index for saved in cut.saved if saved.source.kind == "copy"]
-    call = runtime_codegen.make_training_call(joint, nodes, copied)
+    call = runtime_codegen.make_training_call(joint, nodes, copied, links)
     return call if torch.is_grad_enabled() else torch.enable_grad()(call)
 
 
@@ -79,7 +90,7 @@ def _function(
     replay: DoubleBackward,
 ) -> Any:
     """The autograd function of one part."""
-    inputs = runtime_codegen.make_backward_inputs(joint, part)
+    inputs = runtime_codegen.make_backward_inputs(part)
     outputs = runtime_codegen.make_backward_outputs(part)
     dynamic = _has_symbolic_sizes(part.backward)
     counters["aot"]["symbolic_backwards"] += dynamic

@@ -58,8 +58,8 @@ class RuntimeCode:
         return function
 
 
-Node = tuple[Callable[..., Any], list[int]]
-"""The `apply` of an autograd function, and the inputs that it makes gradients for."""
+Node = tuple[Callable[..., Any], list[int], tuple[int, ...]]
+"""The `apply` of an autograd function, and the inputs and values that it makes gradients for."""
 
 
 def make_inference_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,23 +76,27 @@ def make_inference_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[
 
 
 def make_training_call(
-    joint: JointGraph, nodes: Sequence[Node], copied: Sequence[int]
+    joint: JointGraph,
+    nodes: Sequence[Node],
+    copied: Sequence[int],
+    links: Callable[[], list[torch.Tensor]] = list,
 ) -> Callable[..., Any]:
     """The callable of flat arguments: the first of `nodes` makes the forward values.
 
     Each node gives some of them their history. Of the arguments `copied`, copies come last among
-    the values.
+    the values, after the `links` (see `gradient_buckets`).
     """
-    calls: list[tuple[Any, str]] = [(None, "values = []")]
+    calls: list[tuple[Any, str]] = [(links, "values = {}()")]
     if copied:
         copy = lambda args: {index: _copy(args[index]) for index in copied}  # noqa: E731
-        calls = [(copy, "values = [{}(args)]")]
+        calls.append((copy, "values.append({}(args))"))
     seen = "args"
     if len(joint.order) > 1:
         calls.append((reordering(joint.order), "seen = {}(args)"))
         seen = "seen"
-    for apply, reached in nodes:
+    for apply, reached, linked in nodes:
         given = "".join(f", {seen}[{index}]" for index in reached)
+        given += "".join(f", values[{index}]" for index in linked)
         calls.append((apply, f"{{}}(values, args{given})"))
     return _wrapped(joint, "*args", calls)
 
@@ -229,16 +233,16 @@ def _saved(joint: JointGraph, saved: Iterable[SavedValue], symbolic: bool, other
     return "".join(f"{_expression(source)}{how.get(source, '')}, " for source in sources)
 
 
-def make_backward_inputs(joint: JointGraph, part: BackwardComponent) -> Callable[..., Any]:
+def make_backward_inputs(part: BackwardComponent) -> Callable[..., Any]:
     """`backward_inputs(ctx, *grads)`: the flat arguments of a part's backward graph.
 
     A gradient that nobody asked for becomes zeros; one of another layout than the trace assumed
     is copied into that layout.
     """
     source = RuntimeCode("def backward_inputs(ctx, *grads):")
-    nodes = joint.results()
-    for place, k in enumerate(part.tangents):
-        value = nodes[k].meta["val"]
+    given = part.backward.graph.find_nodes(op="placeholder")[len(part.saved) :]
+    for place, node in enumerate(given):
+        value = node.meta["val"]
         source.line(f"t{place} = grads[{place}]")
         if len(part.tangents) > 1:
             zeros, options = source.constant(torch.zeros), (value.dtype, value.device)
@@ -264,5 +268,6 @@ def make_backward_outputs(part: BackwardComponent) -> Callable[..., Any]:
     """`backward_outputs(ctx, outs)`: a gradient or None per argument of the part's forward."""
     source = RuntimeCode("def backward_outputs(ctx, outs):")
     found = [f"outs[{k}]" for k, index in enumerate(part.gradients) if index is not None]
+    found += [f"outs[{len(part.gradients) + k}]" for k in range(len(part.links))]
     source.line(f"return (None, None, {', '.join(found) or 'None'},)")
     return source.build()

@@ -156,6 +156,10 @@ REASONS: dict[str, Reason] = {
         "capture does not know this form of a collective, or what is done with its result",
         "use the functions of torch.distributed._functional_collectives, or accept the break",
     ),
+    "fully-shard": Reason(
+        "the hooks of a fully sharded module do more here than the graph does",
+        "none needed: the module is called as in eager, and what is inside of it is compiled",
+    ),
     "communication": Reason(
         "other processes wait for it, or for what the program did before it, in its own order",
         "none needed: the code around it is compiled; for one graph, move it to the function's end",

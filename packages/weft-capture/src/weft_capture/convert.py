@@ -41,6 +41,7 @@ from weft_capture.bytecode import decode, in_prologue
 from weft_capture.execution.stepping import PROLOGUE, OuterFrame, Steps, Stop
 from weft_capture.execution.tracer import Tracer
 from weft_capture.functions import table
+from weft_capture.libraries.distributed import bucket_bytes
 from weft_capture.model.attributes import class_guards, class_reads
 from weft_capture.model.contexts import no_saved_tensors_hooks
 from weft_capture.model.dicts import LazyValue
@@ -186,6 +187,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
 
     def call_backend(graph: GraphModule, inputs: list[GraphInput]) -> Any:
         log_graph(graph)
+        graph.meta["gradient_bucket_bytes"] = bucket_bytes(tx)
         artifacts[:] = rows_of(graph) if keeps else (), inputs
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from weft_core import events
-from weft_core.tracing import is_collective
+from weft_core.collectives import is_collective
 
 from weft_codegen.config import Options
 

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_core._layouts import restride_as, unshare, unusual_results
 from weft_core.adapters import AdapterMode
+from weft_core.collectives import REGATHER, is_collective
 from weft_core.eager_error_probe import divides, may_raise
 from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
@@ -111,7 +112,7 @@ class AtenRecorder(TorchDispatchMode):
         source, in_backward = self._provenance()
         if source is not None:
             node.meta["from_node"] = source.name
-            kept = ("stack_trace", "recompute")
+            kept = ("stack_trace", "recompute", REGATHER)
             node.meta.update({name: source.meta[name] for name in kept if name in source.meta})
         if in_backward:
             node.meta["in_backward"] = True
@@ -449,11 +450,6 @@ def is_effect(target: Any) -> bool:
     seeded = torch.Tag.nondeterministic_seeded in target.tags
     schema = target._schema
     return not schema.returns or schema.is_mutable or seeded
-
-
-def is_collective(target: Any) -> bool:
-    """Whether a call of `target`, an operator, waits for other processes."""
-    return str(target).startswith(("_c10d_functional", "c10d", "_dtensor."))
 
 
 def trace_aten(

@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import fx
+from weft_core.collectives import REGATHER
 
 from weft_aot.config import settings
 from weft_aot.partition.classify import classify
 from weft_aot.partition.extract import extract
 from weft_aot.partition.network import choose_saved
-from weft_aot.partition.policy import CheckpointPolicy, MemoryPolicy, Policy, SavingPolicy
+from weft_aot.partition.policy import (
+    CheckpointPolicy,
+    MemoryPolicy,
+    Policy,
+    RegatherPolicy,
+    SavingPolicy,
+)
 from weft_aot.records import JointGraph, Partition
 
 PolicyFactory = Callable[[set[fx.Node], set[fx.Node]], Policy]
@@ -48,4 +55,6 @@ def partition(joint: JointGraph, policy: PolicyFactory | None = None) -> Partiti
     rules = policy(set(classes.inputs), values)
     if any("recompute" in node.meta for node in classes.order):
         rules = CheckpointPolicy(rules)
+    if any(REGATHER in node.meta for node in classes.order):
+        rules = RegatherPolicy(rules)
     return extract(joint, classes, choose_saved(classes, rules))

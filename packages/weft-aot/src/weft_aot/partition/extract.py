@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from weft_core.collectives import REGATHER
 
 from weft_aot.partition.classify import Classes
 from weft_aot.partition.policy import SCALAR
@@ -25,6 +29,22 @@ def extract(joint: JointGraph, classes: Classes, saved_nodes: list[fx.Node]) -> 
         for node, source in zip(nodes, sources, strict=True)
     )
     return Partition(forward, backward, saved)
+
+
+def _gather_only_used(graph: fx.Graph, gather: fx.Node) -> None:
+    """Drop the tensors of a coalesced all-gather whose results nobody takes, or would wait for."""
+    tensors: Any = gather.args[0]
+    items = {user.args[1]: user for user in gather.users if user.target is operator.getitem}
+    used = [index for index in range(len(tensors)) if index in items]
+    gather.args = ([tensors[index] for index in used], *gather.args[1:])
+    gather.meta["val"] = [gather.meta["val"][index] for index in used]
+    for place, index in enumerate(used):
+        items[index].args = (gather, place)
+    for index in set(range(len(tensors))).difference(used):
+        node = tensors[index]
+        while node.op == "call_function" and not node.users:  # a chain of casts and pads
+            made, node = node, node.args[0]
+            graph.erase_node(made)
 
 
 def _is_symbolic(node: fx.Node) -> bool:
@@ -105,4 +125,7 @@ def _backward(joint: JointGraph, classes: Classes, saved: list[fx.Node]) -> fx.G
         if gradient is not None:
             emit(gradient)
     graph.output(tuple(copies[g] if g is not None else None for g in classes.gradients))
+    for node in list(graph.nodes):
+        if REGATHER in node.meta and isinstance(node.args[0], list):
+            _gather_only_used(graph, node)
     return _LazyGraphModule(joint.module, graph, "Backward")

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from weft_core.collectives import REGATHER
 from weft_core.symnodes import SymValue
 from weft_core.tracing import has_effect
 
@@ -146,6 +147,19 @@ class CheckpointPolicy:
         if "recompute" not in made.meta or has_effect(made):
             return False
         return not _crosses(node) and not isinstance(node.meta.get("val"), SCALAR)
+
+
+class RegatherPolicy:
+    """Gather parameters of `base` that the forward frees again in the backward, never save them."""
+
+    def __init__(self, base: Policy) -> None:
+        self._base = base
+
+    def recomputable(self, node: fx.Node) -> bool:
+        return REGATHER in node.meta or self._base.recomputable(node)
+
+    def cost(self, node: fx.Node) -> int | None:
+        return None if REGATHER in node.meta else self._base.cost(node)
 
 
 def _crosses(node: fx.Node) -> bool:

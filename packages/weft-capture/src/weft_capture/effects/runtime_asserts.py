@@ -15,10 +15,11 @@ import torch
 from torch.fx import Node
 from torch.fx.node import has_side_effect
 from torch.utils import checkpoint
+from weft_core.collectives import is_collective
 from weft_core.errors import WeftError
 from weft_core.events import counters, logger
 from weft_core.tensor_subclass import is_distributed
-from weft_core.tracing import is_collective, is_effect
+from weft_core.tracing import is_effect
 
 from weft_capture.bytecode import NO_FALL_THROUGH, Decoded, Handler, Instr, decode
 from weft_capture.model.constant import constant

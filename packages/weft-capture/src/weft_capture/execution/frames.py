@@ -70,6 +70,8 @@ class Frame:
     result: Value | None = None
     yielded: Value | None = None
     above: tuple[tuple[traceback.FrameSummary, ...], str] | None = None  # see `Tracer.user_stack`
+    replaced: dict[int, Any] | None = None
+    """Values by id that stand for other objects now; no graph may end before they are put back."""
     stepped = False
     """Whether each instruction is a step of its own (see `stepping`)."""
 

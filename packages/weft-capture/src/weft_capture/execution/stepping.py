@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -110,6 +111,10 @@ class SteppedFrame(Frame):
         tx.enter_frame(self)
         try:
             return self.execute()
+        except Raised:
+            if self.replaced is not None:
+                raise Break("fully-shard", "an exception leaves a sharded module") from None
+            raise
         finally:
             tx.leave_frame(self)
             if isinstance(parent, SteppedFrame):
@@ -175,6 +180,9 @@ class SteppedFrame(Frame):
         closed |= self.decoded.instrs[self.ip].opname in PROLOGUE
         if isinstance(caller, SteppedFrame) and closed:
             return caller.step
+        for calling, called in itertools.pairwise(self.chain()):
+            if called.replaced is not None:
+                return calling.step
         active: list[Value] = []
         for active_frame in self.chain():
             active += [

@@ -120,6 +120,7 @@ class Tracer:
         self.library: dict[tuple[str, str], Any] = {}  # values of globals of libraries
         self.answers: dict[object, Any] = {}  # results of cached functions, in all attempts
         self.rehearsed: dict[object, Value] | None = None  # by cached functions
+        self.bucket_bytes = 0  # of the gradients of a DistributedDataParallel module in the graph
         self.process_bound = ""  # why the capture is valid in this process only
 
     # Operations that are implemented in other modules.

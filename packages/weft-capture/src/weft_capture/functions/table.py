@@ -107,7 +107,7 @@ _FAMILIES = """
     functions.language.polyfilled functions.language.type_checks functions.language.namespaces
     functions.language.messages functions.torch.randomness libraries.numpy
     functions.torch.control_flow libraries.attention functions.torch.backward libraries.rnn
-    libraries.triton libraries.distributed libraries.nested
+    libraries.triton libraries.distributed libraries.fully_shard libraries.nested
 """
 
 

@@ -269,6 +269,24 @@ if distributed.is_available():
         polyfill(getattr(distributed, _version.__name__[1:]), _version)
 
 
+# ---- data parallel training
+
+_PARALLEL = "torch.nn.parallel.distributed"
+
+
+@rule(f"{_PARALLEL}.DistributedDataParallel._pre_forward")
+def _data_parallel(tx: Tracer, module: Any, *args: Value, **kwargs: Value) -> Value:
+    tx.bucket_bytes = getattr(module.obj, "bucket_bytes_cap", 0)
+    return tx.trace_body(type(module.obj)._pre_forward, [module, *args], kwargs)
+
+
+def bucket_bytes(tx: Tracer) -> int:
+    """Return the size of the gradient buckets of the module in or around the graph; 0 for none."""
+    parallel = getattr(sys.modules.get(_PARALLEL), "DistributedDataParallel", None)
+    active = getattr(parallel, "_active_ddp_module", None)
+    return tx.bucket_bytes or getattr(active, "bucket_bytes_cap", 0)
+
+
 # ---- DTensors
 
 _API = "torch.distributed.tensor._api."

@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import Enum
 
 import torch
+from weft_core.collectives import is_collective
 
 from weft_codegen.kernels.externs import returns_views, writes_into
 from weft_codegen.loops import program as ir
@@ -79,8 +80,10 @@ class MemoryPlan:
         for step in program.steps:
             if not isinstance(step, ir.Extern) or writes_into(step):
                 continue  # it writes where the plan says
-            # A view must not outlive what it looks at, so that cannot be scratch memory.
-            owned += ir.step_reads(step, kernels) if returns_views(step) else ()
+            # A view must not outlive what it looks at, and a collective may still read what it
+            # was given when later steps run: neither can be scratch memory.
+            lasting = returns_views(step) or is_collective(step.op)
+            owned += ir.step_reads(step, kernels) if lasting else ()
             owned += [name for name in step.results if name in self.root]
             known += [name for name in step.mutates if name in self.root]
         for name in owned:

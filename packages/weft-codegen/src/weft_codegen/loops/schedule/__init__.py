@@ -13,6 +13,7 @@ from weft_codegen.loops.schedule.group import Group
 from weft_codegen.loops.schedule.group_key import group_key
 from weft_codegen.loops.schedule.kernels import launch
 from weft_codegen.loops.schedule.matmul import Prefer, small_products
+from weft_codegen.loops.schedule.overlap import overlap_collectives
 from weft_codegen.loops.schedule.rematerialize import outside_readers, rematerialize
 from weft_codegen.loops.schedule.row_column_fusion import fuse_rows_and_columns
 from weft_codegen.loops.schedule.split_reduction import split_reductions
@@ -37,7 +38,8 @@ def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = Non
     outside = outside_readers(units, lowered).keys()
     steps: list[Step] = []
     # What is fused away has no buffer.
-    named = {item.name for item in lowered.inputs} | set(lowered.constants)
+    kept = {item.name for item in lowered.inputs} | set(lowered.constants)
+    named = set(kept)
     for unit in units:
         if not isinstance(unit, Group):
             steps.append(unit)
@@ -56,10 +58,12 @@ def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = Non
             launches[key] = step, tuple(map(names.index, step.buffers))
         steps.append(step)
         named.update(step.buffers)
+    by_name = {kernel.name: kernel for kernel in kernels.values()}
+    overlap_collectives(steps, by_name, kept)
     used = {name: buffer for name, buffer in buffers.items() if name in named}
     return replace(
         lowered,
         buffers=used,
-        kernels={kernel.name: kernel for kernel in kernels.values()},
+        kernels=by_name,
         steps=tuple(steps),
     )

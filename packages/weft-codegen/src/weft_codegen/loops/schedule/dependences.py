@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterator
 
 import torch
+from weft_core.collectives import is_collective
 from weft_core.eager_error_probe import may_raise
-from weft_core.tracing import is_collective
 
 from weft_codegen.loops import program as ir
 
