@@ -10,6 +10,7 @@ gathers again in the backward, unless the module keeps its parameters.
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,10 @@ from weft_capture.model.protocol import Tracer, Value
 from weft_capture.tensors.tensor import TensorValue
 
 _STATE = "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState."
+_HELPERS = ("utils", "fsdp._fully_shard._fsdp_common")
 _ops: Any = torch.ops._c10d_functional
+_COMMS = ("_all_gather_comm", "_reduce_scatter_comm")
+_PLAIN = ("Default", "NoneType")
 _DEFAULTS = {
     "reduce_grads": True,
     "all_reduce_grads": True,
@@ -129,8 +133,7 @@ def _is_plain_group(group: Any) -> bool:
         and type(group.mesh_info).__name__ == "FSDPMeshInfo"
         and after in (None, group.mesh_info)
         and type(group.offload_policy).__name__ == "OffloadPolicy"
-        and type(group._all_gather_comm).__name__ == "DefaultAllGather"
-        and type(group._reduce_scatter_comm).__name__ == "DefaultReduceScatter"
+        and all(type(getattr(group, c, None)).__name__.startswith(_PLAIN) for c in _COMMS)
         and all(map(_is_plain_parameter, group.fsdp_params))
     )
 
@@ -175,8 +178,7 @@ def _pre_forward(tx: Tracer, state: Any, module: Value, args: Value, kwargs: Val
         raise Break("fully-shard", "settings or a state that only the hooks know")
     policy = real._mp_policy
     if policy.cast_forward_inputs and policy.param_dtype:
-        cast = state.tp_getattro(tx, "_cast_forward_inputs")
-        args, kwargs = cast.tp_call(tx, [args, kwargs], {}).unpack(tx)
+        args, kwargs = (_cast(tx, policy.param_dtype, values) for values in (args, kwargs))
     _check_devices(real, [*args.unpack(tx), *tx.keyword_arguments(kwargs).values()])
     replaced: dict[int, Any] = {}
     for index, group in enumerate(_groups(real)):
@@ -238,7 +240,12 @@ def _post_forward(tx: Tracer, state: Any, module: Value, inputs: Value, output: 
         _replace(tx, key, entry)
     tx.journal.on_rollback(functools.partial(setattr, frame, "replaced", frame.replaced))
     frame.replaced = None
-    if state.obj._mp_policy.output_dtype is None:
-        return output
-    cast: Value = state.tp_getattro(tx, "_cast_output_dtype")
-    return cast.tp_call(tx, [output], {})
+    dtype = state.obj._mp_policy.output_dtype
+    return output if dtype is None else _cast(tx, dtype, output)
+
+
+def _cast(tx: Tracer, dtype: torch.dtype, values: Value) -> Value:
+    """Cast all tensors of floating point in a structure, as the hooks do."""
+    torch_utils, common = (sys.modules[f"torch.distributed.{name}"] for name in _HELPERS)
+    cast = functools.partial(common._cast_fp_tensor, dtype)
+    return tx.trace_body(torch_utils._apply_to_tensors, [tx.const_object(cast), values], {})
