@@ -224,6 +224,25 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/train_gpt.py", *session.posargs)
 
 
+def _example_on_two_processes(session: nox.Session, script: str) -> None:
+    _install(session, PACKAGES, tested=[], editable=True)
+    session.env["OMP_NUM_THREADS"] = "1"
+    launcher = ("torchrun", "--standalone", "--nproc-per-node", "2")
+    session.run(*launcher, f"examples/{script}", *session.posargs)
+
+
+@nox.session
+def ddp(session: nox.Session) -> None:
+    """Train a small GPT with DistributedDataParallel on two processes, eager and weft."""
+    _example_on_two_processes(session, "train_gpt_ddp.py")
+
+
+@nox.session
+def fsdp(session: nox.Session) -> None:
+    """Train a small GPT with fully_shard on two processes, eager and weft."""
+    _example_on_two_processes(session, "train_gpt_fsdp.py")
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure weft, torch.compile and eager in turn, print memory and bandwidth; fill README."""

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from types import MappingProxyType
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+from weft_capture.libraries import fully_shard as fully_sharded
 
 
 class Block(nn.Module):
@@ -133,6 +135,13 @@ def worker(rank, path):
     mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     check("mixed precision", {"mp_policy": mixed}, tolerance=2e-2, backend="codegen")
     check("mixed precision of the root", {"mp_policy": mixed}, tolerance=2e-2, root=True)
+    describe = fully_sharded._description
+    listed = mock.patch.object(
+        fully_sharded, "_description", lambda group: replace(describe(group), flat=False)
+    )
+    with listed:  # as on a GPU: lists of tensors, of which a backward gathers what it needs
+        calls = check("lists", backend="codegen")
+    assert count(calls, "all_gather_into_tensor_coalesced") == 2 * 2 + 2, calls
     check("a break inside", broken=True)
     check("gradients without a reduction", accumulate=True)
     dist.barrier()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from weft_core.collectives import REGATHER
+from weft_core.collectives import REGATHER, is_collective
 
 from weft_aot.partition.classify import Classes
 from weft_aot.partition.policy import SCALAR
@@ -126,6 +126,7 @@ def _backward(joint: JointGraph, classes: Classes, saved: list[fx.Node]) -> fx.G
             emit(gradient)
     graph.output(tuple(copies[g] if g is not None else None for g in classes.gradients))
     for node in list(graph.nodes):
-        if REGATHER in node.meta and isinstance(node.args[0], list):
+        several = isinstance(node.meta.get("val"), list | tuple)
+        if several and REGATHER in node.meta and is_collective(node.target):
             _gather_only_used(graph, node)
     return _LazyGraphModule(joint.module, graph, "Backward")

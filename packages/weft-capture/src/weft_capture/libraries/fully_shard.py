@@ -55,10 +55,15 @@ class _Parameter:
 
 @dataclass(frozen=True)
 class _Group:
-    """Parameters that are gathered together, and the process group."""
+    """Parameters that are gathered together, and the process group.
+
+    `flat`: they are sent as one tensor. gloo takes as long for each tensor as for all of them;
+    NCCL sends a list at once, and each parameter arrives where it is used.
+    """
 
     name: str
     size: int
+    flat: bool
     parameters: tuple[_Parameter, ...]
 
 
@@ -71,8 +76,11 @@ class _Gather(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         pairs = list(zip(group.parameters, parts, strict=True))
         equal = [_padded(part.to(p.dtype or part.dtype), p.padded) for p, part in pairs]
-        gathered = _ops.all_gather_into_tensor_coalesced(equal, group.size, group.name)
-        waited = map(_ops.wait_tensor, gathered)
+        if group.flat and len({part.dtype for part in equal}) == 1:
+            waited = _gather_flat(group, equal)
+        else:
+            gathered = _ops.all_gather_into_tensor_coalesced(equal, group.size, group.name)
+            waited = [_ops.wait_tensor(result) for result in gathered]
         results = [_rows(whole, p.rows) for whole, (p, _) in zip(waited, pairs, strict=True)]
         needs = ctx.needs_input_grad[1:]
         ctx.mark_non_differentiable(
@@ -91,11 +99,34 @@ class _Gather(torch.autograd.Function):
                 p = group.parameters[index]
                 grad = grad.to(p.reduce_dtype or grad.dtype)
                 whole.append(_padded(grad.contiguous(), p.padded * group.size))
-            reduced = _ops.reduce_scatter_tensor_coalesced(whole, "avg", group.size, group.name)
-            for (index, _), part in zip(there, map(_ops.wait_tensor, reduced), strict=True):
+            if group.flat and len({grad.dtype for grad in whole}) == 1:
+                reduced = _reduce_flat(group, whole)
+            else:
+                scatter = _ops.reduce_scatter_tensor_coalesced
+                sent = scatter(whole, "avg", group.size, group.name)
+                reduced = [_ops.wait_tensor(result) for result in sent]
+            for (index, _), part in zip(there, reduced, strict=True):
                 local = _rows(part, group.parameters[index].local)
                 results[index] = local.to(ctx.dtypes[index])
         return (None, *results)
+
+
+def _gather_flat(group: _Group, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gather tensors as one; they follow each other in the part of each process."""
+    sent = torch.cat([part.reshape(-1) for part in parts])
+    whole = _ops.wait_tensor(_ops.all_gather_into_tensor(sent, group.size, group.name))
+    columns = whole.view(group.size, -1).split([part.numel() for part in parts], 1)
+    shapes = [(group.size * len(part), *part.shape[1:]) for part in parts]
+    return [column.reshape(shape) for column, shape in zip(columns, shapes, strict=True)]
+
+
+def _reduce_flat(group: _Group, whole: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Reduce and scatter tensors as one."""
+    sent = torch.cat([tensor.view(group.size, -1) for tensor in whole], 1).view(-1)
+    part = _ops.wait_tensor(_ops.reduce_scatter_tensor(sent, "avg", group.size, group.name))
+    columns = part.split([tensor.numel() // group.size for tensor in whole])
+    shapes = [(len(tensor) // group.size, *tensor.shape[1:]) for tensor in whole]
+    return [column.view(shape) for column, shape in zip(columns, shapes, strict=True)]
 
 
 def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
@@ -162,7 +193,8 @@ def _description(group: Any) -> _Group:
         )
         for p in group.fsdp_params
     )
-    return _Group(process_group.group_name, process_group.size(), parameters)
+    flat = group.device.type == "cpu"
+    return _Group(process_group.group_name, process_group.size(), flat, parameters)
 
 
 @rule(_STATE + "_pre_forward")
