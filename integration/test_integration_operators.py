@@ -61,6 +61,37 @@ def test_results_of_permuted_operands_have_eagers_strides(program):
     assert found.stride() == wanted.stride()
 
 
+@pytest.mark.parametrize("backend", ["codegen", "aot_eager"])
+@pytest.mark.parametrize("shape", [(1, 0), (2, 4, 3, 0), (0, 2, 3)])
+def test_group_norm_of_no_elements_has_a_gradient(shape, backend):
+    def norm(x, w):
+        return F.group_norm(x, 1, w, w)
+
+    grads = []
+    for function in (norm, weft.compile(norm, backend=backend)):
+        x, w = torch.ones(shape, requires_grad=True), torch.ones(shape[1], requires_grad=True)
+        grads.append(torch.autograd.grad(function(x, w).sum(), (x, w)))
+    torch.testing.assert_close(*grads, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [7, 17, 33, 100, 768])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e5 / 3])
+def test_norms_of_equal_numbers_are_zero(size, value):
+    def norms(x):
+        of_batch = F.batch_norm(x.t(), None, None, training=True)
+        return F.layer_norm(x, x.shape[1:]), F.group_norm(x, 1), of_batch, torch.var_mean(x, 1)[1]
+
+    x = torch.full((4, size), value)
+    *zeros, mean = weft.compile(norms)(x)
+    assert not any(one.any() for one in zeros)
+    assert torch.equal(mean, x[:, 0])
+
+
+def test_mean_beside_an_infinity_is_infinite():
+    x = torch.tensor([[1.0, 2.0, torch.inf]])
+    assert weft.compile(lambda x: torch.var_mean(x, 1))(x)[1].item() == torch.inf
+
+
 def test_indices_that_take_nothing_are_not_checked():
     """A graph that raises, and eager does not, runs once more in eager."""
 

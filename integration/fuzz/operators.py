@@ -220,6 +220,12 @@ def _chain(draft: Draft, order: int) -> None:
             break
     results = [name for name in pool if name.startswith("v")][-rng.choice((1, 1, 2)) :] or pool[:1]
     alone = draft.program(results, draft.lines[start:], max(order, 1))
+    plain = replace(alone, order=0)
+    if not draft.raising and any("error" in one for one in _outcomes(plain)):
+        # It ran when its statements were tried: eager takes a view whose base was written by
+        # another view for a leaf.
+        del draft.lines[start:]
+        return
     # What eager cannot differentiate (a write to what was saved) weft sometimes can.
     if not draft.raising and any("error" in one for one in _outcomes(alone)):
         results = [f"{name}.detach()" for name in results]

@@ -311,3 +311,32 @@ def test_a_gradient_that_no_tangent_reaches_is_still_nan():
         sum(run(x, y)).backward()
         grads.append(x.grad)
     assert grads[0].isnan().tolist() == grads[1].isnan().tolist() == [True, False]
+
+
+def aux(h):
+    """A result whose gradient is infinite where h is 0, and others of h."""
+    return h.log(), h.sin(), torch.stack([h.sqrt(), h * 3]).unbind(0)[1]
+
+
+@pytest.mark.parametrize("used", [(1,), (2,), (1, 2), (0, 1, 2)])
+def test_an_unused_result_puts_no_nan_into_gradients(used):
+    def fn(x, a):
+        return aux(torch.relu(x) * a)
+
+    found = []
+    for compiled in (False, True):
+        args = [torch.tensor([1.0, -1.0, 2.0]).requires_grad_(), torch.randn(3).requires_grad_()]
+        with torch.no_grad():
+            args[1].copy_(torch.tensor([0.5, 2.0, 1.0]))
+        function = fn
+        graphs = Graphs()
+        if compiled:
+            function = aot_compile(function_graph(fn, 2), args, fw_compiler=graphs)
+        for _ in range(2):
+            results = function(*args)
+            total = sum(results[index].sum() for index in used)
+            found.append(torch.autograd.grad(total, args, allow_unused=True))
+        if compiled:  # forward, backward, and one of the used results alone
+            assert len(graphs.modules) == (2 if len(used) == 3 else 3)
+    for ours in found[2:]:
+        torch.testing.assert_close(ours, found[0], equal_nan=True)

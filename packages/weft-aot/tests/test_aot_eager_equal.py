@@ -463,6 +463,25 @@ class TestDynamicShapes:
         inputs = [size, torch.randn(size, 3, requires_grad=True), *others]
         return aot_compile(fx.GraphModule({}, graph), inputs, fw_compiler=Graphs())
 
+    def test_an_unused_result_whose_gradient_is_infinite(self):
+        def fn(n, x, w):
+            h = x.relu() * w
+            return h.log(), torch.stack([h.sqrt()[1:], h[1:] * n], 1).sin()
+
+        compiled = self.compile(fn, 6, leaf(3))
+        for size in (6, 9):
+            args = leaf(size, 3), leaf(3)
+            pair = [
+                torch.autograd.grad(function(size, *args)[1][:, 1].sum(), args)
+                for function in (fn, compiled)
+            ]
+            torch.testing.assert_close(*pair, equal_nan=True)
+            pair = [
+                torch.autograd.grad(function(size, *args)[0].sum(), args)
+                for function in (fn, compiled)
+            ]
+            torch.testing.assert_close(*pair, equal_nan=True)
+
     @pytest.mark.parametrize(
         "fn",
         [

@@ -5,6 +5,7 @@ The shape of these tests is that of test_capture_language: eager and captured mu
 
 import collections
 import contextlib
+import enum
 import functools
 import gc
 
@@ -404,3 +405,15 @@ def test_what_only_the_real_object_can_tell(function):
     compiled = wc.capture(function, eager_backend)
     for x in (base, base[1:], base[:, 1:]):
         assert torch.equal(compiled(x), function(x))
+
+
+class Axis(enum.IntEnum):
+    LAST = 1
+
+
+@pytest.mark.parametrize("dims", [Pair(Axis.LAST, 0), Pair(a=Pair(Axis.LAST, 0)[0], b=Axis(1) - 1)])
+def test_named_tuple_of_enum_members_is_an_argument_of_an_operation(dims):
+    def f(x):
+        return x.permute(dims), x.sum(dim=dims), x.permute(Pair(1, Axis.LAST - 1))
+
+    check(f, X)

@@ -7,12 +7,15 @@ engine runs and frees parts one by one, and comes to an input only from parts th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
+from weft_core.symnodes import SymbolTable, SymValue
+from weft_core.tracing import drop_dead_nodes
 
 from weft_aot.cleanup import same_shape
 from weft_aot.records import BackwardComponent, JointGraph, Partition
@@ -109,6 +112,60 @@ def _sum(graph: fx.Graph, terms: list[fx.Node]) -> fx.Node | None:
         made.meta.update(total.meta)
         total = made
     return total
+
+
+def without_tangents(part: BackwardComponent, places: Collection[int]) -> fx.GraphModule | None:
+    """The backward of a part where the gradients at `places` are missing, or None.
+
+    Zeros in their place make 0 * inf of what eager does not compute. So what depends on them alone
+    is left out; where it meets other gradients, these go on alone, or with zeros. None: it is
+    moved and added up only, for which zeros do.
+    """
+    graph = part.backward.graph
+    given = graph.find_nodes(op="placeholder")
+    tangents = given[len(part.saved) :]
+    missing = sum(1 << place for place in places)
+    behind = depending(graph.nodes, tangents)
+    absent = {node for node, bits in behind.items() if bits and not bits & ~missing}
+    moved = (node for node in absent if node.op != "placeholder" and node.op != "output")
+    if all(absent.issuperset(node.all_input_nodes) for node in moved):
+        return None
+    new, copies = fx.Graph(), dict[fx.Node, Any]()
+    table = SymbolTable(new)
+    for node in graph.nodes:
+        left = [term for term in node.all_input_nodes if term not in absent]
+        if node.op == "placeholder":
+            copies[node] = new.node_copy(node)
+            _bind(table, copies[node])
+        elif node.op == "output":
+            new.output(map_arg(node.args[0], lambda one: None if one in absent else copies[one]))
+        elif node not in absent and _is_sum(node) and len(left) == 1:
+            copies[node] = copies[left[0]]
+        elif node not in absent:
+            for term in absent.difference(copies).intersection(node.all_input_nodes):
+                copies[term] = _zeros(new, table, term)
+            copies[node] = new.node_copy(node, copies.__getitem__)
+            _bind(table, copies[node])
+    drop_dead_nodes(new)
+    return _LazyGraphModule(part.backward, new, "Backward")
+
+
+def _bind(table: SymbolTable, node: fx.Node) -> None:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        table.bind_sizes(value, node)
+    elif isinstance(value, SymValue):
+        table.bind(value, node)
+
+
+def _zeros(graph: fx.Graph, table: SymbolTable, like: fx.Node) -> fx.Node:
+    value = like.meta["val"]
+    size = [table.node_of(n) if isinstance(n, torch.SymInt) else n for n in value.shape]
+    made = graph.call_function(
+        aten.full.default, (size, 0), {"dtype": value.dtype, "device": value.device}
+    )
+    made.meta["val"] = value.new_empty(value.shape)
+    return made
 
 
 def _part(

@@ -2,13 +2,16 @@
 
 Their class carries the small protocol by which a compiled-autograd stage can inline the backward
 without importing this package: `weft_aot_id`, `weft_backward_graph`, `weft_dynamic`,
-`weft_backward_inputs`, `weft_backward_outputs`, `weft_reached`, `weft_watched`.
+`weft_backward_graph_for` (where gradients are missing), `weft_backward_inputs`,
+`weft_backward_outputs`, `weft_reached`, `weft_watched`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +20,7 @@ from torch import fx
 from weft_core.events import counters
 
 from weft_aot import runtime_codegen
-from weft_aot.backward_components import split_backward
+from weft_aot.backward_components import split_backward, without_tangents
 from weft_aot.config import settings
 from weft_aot.double_backward import DoubleBackward
 from weft_aot.gradient_buckets import split_into_buckets
@@ -72,7 +75,7 @@ def build_training(
         replay = DoubleBackward(program, joint, part)
         first = None if nodes else _without_autocast(forward)
         forward_of_part = runtime_codegen.make_forward(joint, part, replay.kept, first)
-        function = _function(joint, part, forward_of_part, compile_backward(part.backward), replay)
+        function = _function(joint, part, forward_of_part, compile_backward, replay)
         reached = [index for index in part.gradients if index is not None]
         # Without an input, autograd would not take the results for differentiable.
         inputs = [] if part.links else [joint.gradients[0]]
@@ -86,17 +89,18 @@ def _function(
     joint: JointGraph,
     part: BackwardComponent,
     forward: Compiled,
-    compiled: Compiled,
+    compile_backward: Callable[[fx.GraphModule], Compiled],
     replay: DoubleBackward,
 ) -> Any:
     """The autograd function of one part."""
     inputs = runtime_codegen.make_backward_inputs(part)
     outputs = runtime_codegen.make_backward_outputs(part)
+    backwards = _Backwards(part, compile_backward)
     dynamic = _has_symbolic_sizes(part.backward)
     counters["aot"]["symbolic_backwards"] += dynamic
     members = {
         "forward": staticmethod(forward),
-        "backward": staticmethod(_make_backward(compiled, part, replay, inputs, outputs)),
+        "backward": staticmethod(_make_backward(backwards, part, replay, inputs, outputs)),
         # Lets the engine tell compiled autograd the saved sizes by name instead of by value.
         "_compiled_autograd_key": staticmethod(
             lambda ctx: (ctx._autograd_function_id, *getattr(ctx, "symbols", ()))
@@ -104,6 +108,7 @@ def _function(
         "boxed_grads_call": True,
         "weft_aot_id": next(_IDS),
         "weft_backward_graph": part.backward,
+        "weft_backward_graph_for": staticmethod(lambda grads: backwards.of(grads).graph),
         "weft_replay": replay,
         "weft_dynamic": dynamic,
         "weft_backward_inputs": staticmethod(inputs),
@@ -129,29 +134,64 @@ def _reached(part: BackwardComponent, grads: Sequence[Any]) -> list[bool]:
     return [any(grads[place] is not None for place in places) for places in part.behind]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Backward:
+    """A backward graph, and what it was compiled to."""
+
+    graph: fx.GraphModule
+    compiled: Compiled
+    owning: Compiled | None  # takes a list of arguments, which it empties
+
+    def interpreted(self, *args: Any) -> Any:
+        # A frame of its own might be captured, and only plain tensors have memory.
+        return fx.Interpreter(self.graph).run(*args)
+
+
+class _Backwards:
+    """The backward of a part, and those where some gradients are missing, compiled when needed."""
+
+    def __init__(
+        self, part: BackwardComponent, compile_backward: Callable[[fx.GraphModule], Compiled]
+    ) -> None:
+        autocast = torch._C._is_any_autocast_enabled()
+
+        def make(graph: fx.GraphModule) -> _Backward:
+            compiled = compile_backward(graph)
+            owning = getattr(compiled, "call_owning", None)
+            return _Backward(graph, _without_autocast(compiled, autocast), owning)
+
+        self.whole = make(part.backward)
+        self._part, self._make = part, make
+        self._known: dict[tuple[int, ...], _Backward] = {}
+        self._lock = threading.RLock()
+
+    def of(self, grads: Sequence[Any]) -> _Backward:
+        """The backward where some of `grads` are None."""
+        missing = tuple(place for place, grad in enumerate(grads) if grad is None)
+        with self._lock:
+            if missing not in self._known:
+                graph = without_tangents(self._part, missing) if missing else None
+                self._known[missing] = self.whole if graph is None else self._make(graph)
+            return self._known[missing]
+
+
 def _make_backward(
-    compiled: Compiled,
+    backwards: _Backwards,
     part: BackwardComponent,
     replay: DoubleBackward,
     inputs: Compiled,
     outputs: Compiled,
 ) -> Compiled:
     """`backward(ctx, *grads)` of the autograd function."""
-    owning = getattr(compiled, "call_owning", None)
-    compiled = _without_autocast(compiled)
     edges = [k for k, index in enumerate(part.gradients) if index is not None]
 
-    def run(ctx: Any, grads: list[Any]) -> Any:
-        if owning is None:
-            return compiled(*inputs(ctx, *grads))
+    def run(ctx: Any, grads: list[Any], chosen: _Backward) -> Any:
         args = inputs(ctx, *grads)
+        if chosen.owning is None:
+            return chosen.compiled(*args)
         grads.clear()
         ctx.maybe_clear_saved_tensors()  # nothing, under retain_graph
-        return owning(args)
-
-    def interpreted(*args: Any) -> Any:
-        # A frame of its own might be captured, and only plain tensors have memory.
-        return fx.Interpreter(part.backward).run(*args)
+        return chosen.owning(args)
 
     def backward(ctx: Any, *passed: Any) -> Any:
         # In a list the engine hands gradients over (torch 2.13): nothing else holds them then.
@@ -171,10 +211,11 @@ def _make_backward(
         batched = not all(map(torch._C._has_storage, given))
         plain = not batched and all(type(grad) is torch.Tensor for grad in given)
         del given
+        chosen = backwards.whole if reached is None else backwards.of(grads)
         if torch.is_grad_enabled():
-            once = interpreted if batched else compiled
+            once = chosen.interpreted if batched else chosen.compiled
             return replay.gradients(ctx, grads, lambda: outputs(ctx, once(*inputs(ctx, *grads))))
-        outs = run(ctx, grads) if plain else interpreted(*inputs(ctx, *grads))
+        outs = run(ctx, grads, chosen) if plain else chosen.interpreted(*inputs(ctx, *grads))
         if reached is not None:
             outs = [out if there else None for out, there in zip(outs, reached, strict=True)]
         return outputs(ctx, outs)
@@ -227,9 +268,9 @@ def _has_symbolic_sizes(backward: fx.GraphModule) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
-def _without_autocast(compiled: Compiled) -> Compiled:
+def _without_autocast(compiled: Compiled, autocast: bool | None = None) -> Compiled:
     """Graphs traced under autocast hold their casts; running them must not cast again."""
-    if not torch._C._is_any_autocast_enabled():
+    if not (torch._C._is_any_autocast_enabled() if autocast is None else autocast):
         return compiled
 
     def run(*args: Any) -> Any:

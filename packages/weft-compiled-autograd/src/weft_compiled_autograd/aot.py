@@ -80,7 +80,8 @@ class BackwardInliner:
         uses = self._uses[cls.weft_aot_id]
         self._uses[cls.weft_aot_id] += 1
         prefix = f"aot{cls.weft_aot_id}_" + (f"{uses}_" if uses else "")
-        outputs = _NamingInterpreter(self.trace, cls.weft_backward_graph, prefix).run(*args)
+        graph = cls.weft_backward_graph_for(grads)
+        outputs = _NamingInterpreter(self.trace, graph, prefix).run(*args)
         pairs = zip(outputs, cls.weft_reached(grads), strict=True)
         outputs = [out if there else None for out, there in pairs]
         return tuple(cls.weft_backward_outputs(view, outputs))

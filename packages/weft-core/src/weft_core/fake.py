@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
 from weft_core import _python_kernels, eager_error_probe, jagged, static_shapes, torch_compiler_shim
@@ -146,8 +147,24 @@ def _block_diag(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0].new_empty((rows, columns), dtype=dtype)
 
 
-# Operators without meta kernels, or with one that is wrong or reads sizes as plain ints.
+def _group_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, mean: Any, rstd: Any, gamma: Any, *sizes: Any
+) -> tuple[torch.Tensor | None, ...]:
+    *_, channels, _, _, mask = sizes
+    order = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
+    like = (torch.empty_like(x, memory_format=order), x.new_empty(channels), x.new_empty(channels))
+    return tuple(one if wanted else None for one, wanted in zip(like, mask, strict=True))
+
+
+# Operators without meta kernels, or with one that is wrong, divides by the number of elements, or
+# reads sizes as plain ints.
 _FAKES: dict[Any, Callable[..., Any]] = {
+    _aten.native_group_norm_backward.default: _group_norm_backward,
+    **dict.fromkeys(
+        (_aten.mse_loss_backward.default, _aten.smooth_l1_loss_backward.default,
+         _aten.huber_loss_backward.default),
+        lambda _, x, *__: x.new_empty(x.shape),
+    ),
     _aten.block_diag.default: _block_diag,
     _aten._upsample_bicubic2d_aa_backward.default: lambda grad, _, size, *__: grad.new_empty(size),
     _aten.log_sigmoid_forward.default: _log_sigmoid,

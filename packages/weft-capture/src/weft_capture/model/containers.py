@@ -10,6 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence, Set
+from enum import Enum
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -143,6 +144,12 @@ class NamedTupleValue(TupleValue):
     def build(self, each: Callable[[Value], Any]) -> Any:
         items = super().build(each)
         return tuple.__new__(self.cls, items) if hasattr(self.cls, "_fields") else self.cls(items)
+
+    def graph_arg(self) -> Any:
+        """Return a plain tuple if fx, which writes items by their repr, cannot write this one."""
+        arg = super().graph_arg()
+        writable = not any(isinstance(item, Enum) or hasattr(item, "_fields") for item in arg)
+        return arg if writable else tuple(arg)
 
     def reconstruct(self, out: Output) -> None:
         items = TupleValue(self.items)

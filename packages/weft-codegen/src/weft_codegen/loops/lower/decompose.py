@@ -54,8 +54,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in ("linspace", "logspace", "addcmul", "_softmax", "_log_softmax"):
         op = getattr(aten, name).default
         table[op] = functools.partial(_of_floats, table[op])
-    for name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"):
-        op = getattr(aten, name).default
+    for name in ("mse_loss", "smooth_l1_loss", "huber_loss", "native_group_norm"):
+        op = getattr(aten, f"{name}_backward").default
         table[op] = functools.partial(_of_elements, table[op])
     norm = aten.linalg_vector_norm.default
     table[norm] = functools.partial(vector_norm, table[norm])
@@ -109,8 +109,8 @@ def _of_floats(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_elements(rule: Callable[..., Any], grad: Any, x: Any, *rest: Any) -> Any:
-    """The decomposition, which divides a Python number by that of the elements."""
-    return rule(grad, x, *rest) if x.numel() else torch.zeros_like(x)
+    """The decomposition, which divides a Python number by that of the elements, if there are any."""
+    return rule(grad, x, *rest) if x.numel() else NotImplemented
 
 
 def _native_batch_norm(

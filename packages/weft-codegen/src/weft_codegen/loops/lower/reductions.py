@@ -218,19 +218,34 @@ def _variance(
     total = reduce(call, "sum", x, over, True, lambda p: (cast(x.at(p), inner),), inner)
     mean = _scaled(call, total, count, inner)
 
-    def deviation(idx: list[IndexExpr]) -> tuple[Expr, ...]:
+    def deviation(idx: list[IndexExpr]) -> Expr:
         center = mean.at([ZERO if k in over else at for k, at in enumerate(idx)])
-        off = cast(x.at(idx), inner) - center
-        return (off * off,)
+        return cast(x.at(idx), inner) - center
 
-    squares = reduce(call, "sum", x, over, keepdim, deviation, inner)
+    squares = reduce(call, "sum", x, over, keepdim, lambda p: (deviation(p) * deviation(p),), inner)
     freedom = _freedom(size, 1 if correction is None else correction, inner)
     if not isinstance(call.fake, tuple | list):
         return _scaled(call, squares, freedom, call.fake.dtype)
     dtype = call.fake[0].dtype
     assert total.root is not None
-    shown = total if keepdim else _shown(total.root, x, over, False)
-    return _scaled(call, squares, freedom, dtype), _scaled(call, shown, count, dtype)
+    shown = _scaled(call, total if keepdim else _shown(total.root, x, over, False), count, inner)
+    if x.device.type == "cpu":
+        rest = reduce(call, "sum", x, over, keepdim, lambda p: (deviation(p),), inner)
+        shown = _corrected(call, shown, _scaled(call, rest, count, inner))
+    return _scaled(call, squares, freedom, dtype), replace(shown, dtype=dtype)
+
+
+def _corrected(call: Call, mean: LazyTensor, rest: LazyTensor) -> LazyTensor:
+    """A mean with that of the deviations from it, which rounding left: exact of equal numbers.
+
+    Without that where it is nan, as of infinities.
+    """
+
+    def element(idx: Indices) -> Expr:
+        more = rest.at(idx)
+        return mean.at(idx) + where(apply("eq", more, more), more, literal(more, 0))
+
+    return _derived(mean, mean.shape, element, call.uses)
 
 
 # ---- scans
