@@ -162,3 +162,30 @@ def test_isin_finds_numbers_beside_nan():
     x = torch.cat([torch.linspace(-3, 3, 15), torch.tensor([torch.nan])])[torch.randperm(16)]
     for test in (x, x[:3], torch.cat([x, x * 2, x * 3])):
         assert weft.compile(torch.isin)(x, test).equal(torch.isin(x, test))
+
+
+def test_products_of_symbolic_sizes_are_no_views():
+    def product(x, y):
+        return x @ y
+
+    compiled = weft.compile(product, dynamic=True)
+    for shapes in [((1, 6, 2, 3), (1, 6, 3, 2)), ((2, 3), (3,)), ((4, 2, 3), (3,)), ((3,), (3, 2))]:
+        x, y = (torch.randn(shape, requires_grad=True) for shape in shapes)
+        found = compiled(x, y)
+        torch.testing.assert_close(found, x @ y)
+        assert not found._is_view()
+        first = torch.autograd.grad(found.square().sum(), x, create_graph=True)[0]
+        wanted = torch.autograd.grad((x @ y).square().sum(), x, create_graph=True)[0]
+        pair = [torch.autograd.grad(one.sum(), y)[0] for one in (first, wanted)]
+        torch.testing.assert_close(*pair)
+
+
+def test_operands_that_are_converted_decide_the_layout():
+    x = torch.randint(0, 2, (1, 5, 2, 3)).bool().permute(0, 3, 1, 2)[..., ::4]
+
+    def norm(x):
+        return F.batch_norm(torch.xlogy(x, x), None, None, training=True)
+
+    found, wanted = weft.compile(norm)(x), norm(x)
+    torch.testing.assert_close(found, wanted)
+    assert found.stride() == wanted.stride()

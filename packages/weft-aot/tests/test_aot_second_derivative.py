@@ -176,14 +176,53 @@ def test_an_input_of_another_part_may_be_gone():
     torch.testing.assert_close(second(compiled(fn, (leaf(4) * 1, leaf(4)))), second(fn))
 
 
-def test_what_a_value_depends_on_must_be_there_to_compute_it_again():
+def test_what_no_program_can_compute_again_is_kept():
     """The gradient of the first program needs no input; the input of the second one does."""
+
+    def second(first, last):
+        torch.manual_seed(0)
+        x = leaf(4)
+        (result,) = last(*first(x * 1))
+        (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.sum(), x)[0]
+
+    programs = lambda x: (x * 2,), lambda y: (y.exp(),)  # noqa: E731
+    ours = [compiled(fn, (leaf(4) * 1,)) for fn in programs]
+    torch.testing.assert_close(second(*ours), second(*programs))
+
+
+def _scaled(x, y, data):
+    return (x + y).tanh() * data.abs().sum(), x * 3
+
+
+def test_inputs_of_eager_that_are_gone():
+    """What eager made is kept until the backward, with its history and without."""
+
+    def second(fn):
+        torch.manual_seed(0)
+        x = leaf(4)
+        first, other = fn(x.sin(), x * 2, x.detach() * 3)
+        gradient = torch.autograd.grad(first.sum(), x, create_graph=True)[0]
+        return torch.autograd.grad(gradient.sum() + other.sum(), x)[0]
+
+    args = leaf(4) * 1, leaf(4) * 1, torch.randn(4, dtype=torch.float64)
+    torch.testing.assert_close(second(compiled(_scaled, args)), second(_scaled))
+
+
+def test_an_input_that_is_kept_may_be_written_and_die():
+    function = compiled(lambda y: (y.exp(),), (leaf(4) * 1,))
     x = leaf(4)
-    first = compiled(lambda x: (x * 2,), (x * 1,))
-    second = compiled(lambda y: (y.exp(),), (x * 1,))
-    (result,) = second(*first(x * 1))
+    y = x * 2
+    (result,) = function(y)
+    watched = weakref.ref(y)
+    y.mul_(2)
+    y.add_(result)  # leads to the program that keeps it
+    del y
+    gc.collect()
+    assert watched() is None
     (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="its input 0 is no longer alive"):
+    torch.testing.assert_close(gradient, 2 * result)
+    with pytest.raises(RuntimeError, match="its input 0 was written since"):
         gradient.sum().backward()
 
 
@@ -216,9 +255,39 @@ def test_second_derivatives_of_a_program_that_writes_its_input(case, layout):
     torch.testing.assert_close(second(compiled(case, (x, x.detach()))), second(case))
 
 
+def _drawing(x, w):
+    y = F.dropout(x.sin() * w, 0.5)
+    return F.dropout(y * y, 0.3) + torch.rand_like(x) * x.exp(), torch.randn(3).double() * w.cos()
+
+
+def test_random_numbers_are_drawn_again():
+    def second(fn):
+        torch.manual_seed(0)
+        x, w = leaf(3), leaf(3)
+        total = sum((r * r).sum() for r in fn(x * 1, w))
+        torch.rand(5)
+        gradient = torch.autograd.grad(total, (x, w), create_graph=True)
+        more = torch.rand(5, dtype=torch.float64)
+        total = sum((g * more[:3]).sum() for g in gradient)
+        return *gradient, *torch.autograd.grad(total, (x, w)), more, torch.rand(2)
+
+    torch.testing.assert_close(second(compiled(_drawing, (leaf(3) * 1, leaf(3)))), second(_drawing))
+
+
+def _differently(gm, examples):
+    """A compiler whose programs draw otherwise than eager."""
+
+    def run(*args):
+        torch.rand(1)
+        return gm(*args)
+
+    return run
+
+
 def test_what_cannot_run_again_is_an_error_when_it_matters():
     x = leaf(6)
-    function = compiled(lambda x: (F.dropout(x.sin(), 0.5),), (x * 1,))
+    graph = function_graph(lambda x: (F.dropout(x.sin(), 0.5),), 1)
+    function = aot_compile(graph, (x * 1,), fw_compiler=_differently)
     (grad,) = torch.autograd.grad(function(x * 1)[0].sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="only once here: .*random numbers"):
         grad.sum().backward()
@@ -261,7 +330,8 @@ def test_batched_gradients(name):
 
 def test_batched_gradients_that_cannot_be_differentiated_again():
     x = leaf(4)
-    fn = compiled(lambda x: (F.dropout(x, 0.5) * x,), [x])
+    graph = function_graph(lambda x: (F.dropout(x, 0.5) * x,), 1)
+    fn = aot_compile(graph, [x], fw_compiler=_differently)
     (jacobian,) = _columns(fn(x)[0], [x], True)
     assert jacobian.shape == (4, 4)
     with pytest.raises(RuntimeError, match="differentiated only once"):

@@ -1,25 +1,28 @@
 """Gradients that can be differentiated again: the captured program runs once more, under autograd.
 
 Inputs are kept as cheaply as possible: saved for the compiled backward anyway, kept alive by
-autograd anyway (leaves), else weakly. One that is gone, and came from another compiled graph, is
-computed again by that one's program. Where a second run could differ from the first (random
-numbers, an input that is gone or was written), the compiled backward makes the gradients, and
-differentiating those is an error. What no gradient depends on may have changed since.
+autograd anyway (leaves), computed again by the compiled program that they came from, or weakly if
+no gradient depends on them. Others are saved by a node of their own, `Held`. Random numbers are
+drawn again from the state that the generators had. Where a second run could still differ from the
+first (an input that was written), the compiled backward makes the gradients, and differentiating
+those is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 from weft_core.tensor_versions import version_of
 
 from weft_aot.records import BackwardComponent, JointGraph
-from weft_aot.walk import copied_inputs, inputs_of, leaves_of, needed_inputs, random_op
+from weft_aot.walk import copied_inputs, inputs_of, leaves_of, needed_inputs, random_ops
 
 
 class _NotReplayable(Exception):
@@ -37,6 +40,7 @@ class DoubleBackward:
     Attributes:
         kept: the inputs that the forward has to leave in ``ctx.kept``, each with the function to
             pass it through, if any.
+        held: those that autograd is to see through `hold`.
     """
 
     def __init__(
@@ -53,6 +57,9 @@ class DoubleBackward:
         if part.chained:
             self._refusal = "its gradients come in buckets; set weft.config.optimize_ddp = False"
         self.kept = [] if self._refusal else self._plan_kept()
+        kept = {index for index, function in self.kept if function is _weak}
+        self.held = kept & self._needed.intersection(part.gradients)
+        self.recomputes = functools.cache(self._recomputes)
 
     def _plan_kept(self) -> list[tuple[int, Callable[[Any], Any] | None]]:
         kept: list[tuple[int, Callable[[Any], Any] | None]] = []
@@ -61,9 +68,21 @@ class DoubleBackward:
                 continue
             if not isinstance(holder.meta.get("val"), torch.Tensor):
                 kept.append((index, None))
+            elif index in self._joint.leaves:
+                kept.append((index, _strong))
+            elif index in self._needed.difference(self._part.gradients):
+                kept.append((index, _alias))
             else:
-                kept.append((index, _strong if index in self._joint.leaves else _weak))
+                kept.append((index, _weak))
         return kept
+
+    def _recomputes(self, number: int) -> bool:
+        """Whether `value` can make the `number`-th result, whose inputs were not written since."""
+        if self._refusal:
+            return False
+        known = self._needed | self._saved.keys() | self._joint.leaves
+        result = self._joint.results()[self._part.tangents[number]]
+        return inputs_of(self._joint, [result]) <= known
 
     def gradients(
         self, ctx: Any, grads: Sequence[Any], compiled: Callable[[], tuple[Any, ...]]
@@ -78,8 +97,10 @@ class DoubleBackward:
         pairs = zip(self._part.tangents, grads, strict=True)
         seeds = {k: grad for k, grad in pairs if grad is not None}
         try:
+            if hasattr(ctx, "drawn") and not all(map(torch._C._has_storage, seeds.values())):
+                raise _NotReplayable("the program draws random numbers, which vmap refuses")
             starts = self._inputs(ctx, self._needed)
-            values = self._run(starts, list(seeds))
+            values = self._run(ctx, starts, list(seeds))
         except _NotReplayable as reason:
             with torch.no_grad():
                 return _differentiable_once(compiled(), str(reason), self._anchors(ctx))
@@ -133,7 +154,7 @@ class DoubleBackward:
         try:
             with torch.enable_grad():
                 wanted = [self._part.tangents[p] for p in (place, *given)]
-                value, *others = self._run(self._inputs(ctx, self._needed), wanted)
+                value, *others = self._run(ctx, self._inputs(ctx, self._needed), wanted)
                 seeds = [*given.values()]
                 return torch.autograd.grad(others, value, seeds, create_graph=create)[0]
         except _NotReplayable as reason:
@@ -146,38 +167,38 @@ class DoubleBackward:
         """The `number`-th result of the part, computed again, with its history."""
         index = self._part.tangents[number]
         needed = inputs_of(self._joint, [self._joint.results()[index]])
-        return self._run(self._inputs(ctx, needed), [index])[0]
+        return self._run(ctx, self._inputs(ctx, needed), [index])[0]
 
     def _recall(self, ctx: Any, index: int, kept: Any, needed: set[int]) -> Any:
-        tensor, version = kept
+        tensor, version, shape = kept
         tensor = tensor() if isinstance(tensor, weakref.ref) else tensor
         if index not in needed:
-            return self._stand_in(index) if tensor is None else tensor
+            return self._stand_in(index, shape) if tensor is None else tensor
         reached = [i for i in self._part.gradients if i is not None]
-        if tensor is None and version == 0 and index in reached:
+        if index in reached:
             node, number = ctx.next_functions[reached.index(index)]
-            maker = getattr(getattr(node, "_forward_cls", None), "weft_replay", None)
-            if maker is not None:
-                return maker.value(node, number)
+            maker: Any = getattr(node, "_forward_cls", None)
+            if maker is Held:
+                return _unpacked(node, index)
+            if tensor is None and version == 0 and hasattr(maker, "weft_replay"):
+                return maker.weft_replay.value(node, number)
         if tensor is None:
             raise _NotReplayable(f"its input {index} is no longer alive")
         if version_of(tensor) != version or index in self._written:
             raise _NotReplayable(f"its input {index} was written since")
         return tensor
 
-    def _stand_in(self, index: int) -> torch.Tensor:
+    def _stand_in(self, index: int, shape: torch.Size) -> torch.Tensor:
         """Zeros for an input that no gradient depends on."""
         like = self._joint.placeholders()[index].meta["val"]
-        if not all(isinstance(size, int) for size in like.shape):
-            raise _NotReplayable(f"its input {index} is no longer alive")
-        zeros = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        zeros = torch.zeros(shape, dtype=like.dtype, device=like.device)
         return zeros.requires_grad_(index in self._joint.gradients)
 
-    def _run(self, starts: list[Any], wanted: list[int]) -> list[torch.Tensor]:
+    def _run(self, ctx: Any, starts: list[Any], wanted: list[int]) -> list[torch.Tensor]:
         """Run the program, on copies of what it writes; return those of its forward values."""
         copies = {index: starts[index].clone() for index in self._written}
         inputs = [copies.get(i, starts[i]) for i in self._joint.same_as]
-        with self._under_autocast():
+        with self._under_autocast(), _drawing_again(getattr(ctx, "drawn", ())):
             results = pytree.tree_leaves(self._program(*inputs), lambda value: value is None)
         found = {m.value: inputs[m.index] for m in self._joint.mutations if m.value is not None}
         for plan, result in zip(self._joint.plans, results, strict=True):
@@ -198,12 +219,64 @@ class DoubleBackward:
             yield
 
 
-def _strong(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    return tensor, 0 if tensor.is_inference() else tensor._version
+Kept = tuple[Any, int, torch.Size]
+"""A tensor or a weak reference to one, its version, and its sizes."""
 
 
-def _weak(tensor: torch.Tensor) -> tuple[weakref.ref[torch.Tensor], int]:
-    return weakref.ref(tensor), version_of(tensor)
+def _strong(tensor: torch.Tensor) -> Kept:
+    return tensor, version_of(tensor), tensor.shape
+
+
+def _alias(tensor: torch.Tensor) -> Kept:
+    """Of one without gradients; not itself, which may get a history that leads here."""
+    return tensor.detach(), version_of(tensor), tensor.shape
+
+
+def _weak(tensor: torch.Tensor) -> Kept:
+    return weakref.ref(tensor), version_of(tensor), tensor.shape
+
+
+class Held(torch.autograd.Function):
+    """An alias of a tensor, which its node saves: as a result, so that it holds not the tensor.
+
+    Its attributes tell compiled autograd that the gradient is handed on.
+    """
+
+    weft_aot_id, weft_dynamic = "held", False
+    weft_backward_inputs = staticmethod(lambda ctx, *grads: [*grads])
+    weft_backward_outputs = staticmethod(lambda ctx, outputs: tuple(outputs))
+    weft_backward_graph = None
+    weft_backward_graph_for = staticmethod(lambda grads: fx.symbolic_trace(lambda grad: (grad,)))
+    weft_reached = staticmethod(lambda grads: [True])
+    weft_watched = staticmethod(lambda ctx: False)
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        alias = tensor.view_as(tensor)
+        ctx.save_for_backward(alias)
+        ctx.set_materialize_grads(False)
+        return alias
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def hold(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or an alias that keeps it, if no compiled program can make it again."""
+    replay = getattr(getattr(tensor.grad_fn, "_forward_cls", None), "weft_replay", None)
+    if replay is not None and tensor._version == 0 and replay.recomputes(tensor.output_nr):
+        return tensor
+    held: torch.Tensor = Held.apply(tensor)  # type: ignore[no-untyped-call]
+    return held
+
+
+def _unpacked(node: Any, index: int) -> torch.Tensor:
+    try:
+        (tensor,) = node.saved_tensors
+    except RuntimeError:
+        raise _NotReplayable(f"its input {index} was written since, or freed") from None
+    return tensor  # type: ignore[no-any-return]
 
 
 def _autocast_state() -> list[tuple[str, torch.dtype]]:
@@ -218,8 +291,46 @@ def refusal(joint: JointGraph, written: set[int]) -> str | None:
     """Why a program, which writes these of its inputs, cannot run again; None if it can."""
     if written:
         return f"the program writes its input {min(written)}, which its gradients depend on"
-    random = random_op(joint)
-    return None if random is None else f"the program draws random numbers ({random})"
+    if any("generator" in str(node.target) for node in random_ops(joint)):
+        return "the program draws random numbers of a generator of its own"
+    return None
+
+
+States = dict[torch.device, torch.Tensor]
+
+
+def generator_states(joint: JointGraph) -> Callable[[], States] | None:
+    """A function that reads the states of the generators that a program draws from, if any."""
+    devices = {leaf.device for n in random_ops(joint) for leaf in pytree.tree_leaves(n.meta["val"])}
+    return functools.partial(_states, devices) if devices else None
+
+
+def _states(devices: Iterable[torch.device]) -> States:
+    on_cpu = torch.get_rng_state
+    return {d: on_cpu() if d.type == "cpu" else torch.cuda.get_rng_state(d) for d in devices}
+
+
+@contextlib.contextmanager
+def _drawing_again(drawn: Sequence[States]) -> Iterator[None]:
+    """Draw what was drawn between two states of the generators; then leave them as they are now.
+
+    Raises:
+        _NotReplayable: the compiled graph drew otherwise (`fallback_random=False`).
+    """
+    if not drawn:
+        yield
+        return
+    before, after = drawn
+    with torch.random.fork_rng([device for device in before if device.type != "cpu"]):
+        for device, state in before.items():
+            if device.type == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, device)
+        yield
+        now = _states(before)
+    if not all(torch.equal(now[device], after[device]) for device in now):
+        raise _NotReplayable("the compiled graph draws random numbers in another way than eager")
 
 
 class _Once(torch.autograd.Function):

@@ -79,7 +79,7 @@ def build_training(
         reached = [index for index in part.gradients if index is not None]
         # Without an input, autograd would not take the results for differentiable.
         inputs = [] if part.links else [joint.gradients[0]]
-        nodes.append((_apply(function), reached or inputs, part.links))
+        nodes.append((_apply(function), reached or inputs, part.links, replay.held))
     copied = [saved.source.index for saved in cut.saved if saved.source.kind == "copy"]
     call = runtime_codegen.make_training_call(joint, nodes, copied, links)
     return call if torch.is_grad_enabled() else torch.enable_grad()(call)

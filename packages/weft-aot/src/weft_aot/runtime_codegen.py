@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from weft_aot.double_backward import generator_states, hold
 from weft_aot.hook_order import reordering
 from weft_aot.layout import memory_order
 from weft_aot.records import (
@@ -58,8 +59,9 @@ class RuntimeCode:
         return function
 
 
-Node = tuple[Callable[..., Any], list[int], tuple[int, ...]]
-"""The `apply` of an autograd function, and the inputs and values that it makes gradients for."""
+Node = tuple[Callable[..., Any], list[int], tuple[int, ...], set[int]]
+"""The `apply` of an autograd function, the inputs and values that it makes gradients for, and those
+of the inputs to hold."""
 
 
 def make_inference_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,19 +85,22 @@ def make_training_call(
 ) -> Callable[..., Any]:
     """The callable of flat arguments: the first of `nodes` makes the forward values.
 
-    Each node gives some of them their history. Of the arguments `copied`, copies come last among
-    the values, after the `links` (see `gradient_buckets`).
+    Each node gives some of them their history. After the values come the `links` (see
+    `gradient_buckets`), and a dict of copies of the arguments `copied`, in which the first node
+    leaves what the program has drawn.
     """
     calls: list[tuple[Any, str]] = [(links, "values = {}()")]
-    if copied:
+    if copied or generator_states(joint):
         copy = lambda args: {index: _copy(args[index]) for index in copied}  # noqa: E731
         calls.append((copy, "values.append({}(args))"))
     seen = "args"
     if len(joint.order) > 1:
         calls.append((reordering(joint.order), "seen = {}(args)"))
         seen = "seen"
-    for apply, reached, linked in nodes:
-        given = "".join(f", {seen}[{index}]" for index in reached)
+    for number, (apply, reached, linked, held) in enumerate(nodes):
+        names = {index: f"h{number}_{index}" for index in held}
+        calls += [(hold, f"{name} = {{}}({seen}[{index}])") for index, name in names.items()]
+        given = "".join(f", {names.get(index, f'{seen}[{index}]')}" for index in reached)
         given += "".join(f", values[{index}]" for index in linked)
         calls.append((apply, f"{{}}(values, args{given})"))
     return _wrapped(joint, "*args", calls)
@@ -195,8 +200,13 @@ def make_forward(
     one is given.
     """
     source = RuntimeCode("def forward(ctx, values, args, *inputs):")
+    states = generator_states(joint)
     if compiled is not None:
+        if states:
+            source.line(f"before = {source.constant(states)}()")
         source.line(f"values[:0] = {source.constant(compiled)}(*args)")
+        if states:
+            source.line(f"values[-1]['drawn'] = before, {source.constant(states)}()")
         nodes = joint.results()
         for k in filter(lambda k: is_view(nodes[k]), joint.tangents):
             # Of memory that nobody knows of; autograd refuses writes to views made in a function.
@@ -218,6 +228,8 @@ def make_forward(
     items = [f"args[{i}]" if f is None else f"{source.constant(f)}(args[{i}])" for i, f in kept]
     if items:
         source.line(f"ctx.kept = ({', '.join(items)},)")
+    if states:
+        source.line("ctx.drawn = values[-1]['drawn']")
     source.line("ctx.set_materialize_grads(False)")
     source.line(f"return ({''.join(f'values[{k}], ' for k in part.tangents)})")
     return source.build()

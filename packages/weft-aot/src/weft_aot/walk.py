@@ -63,18 +63,14 @@ def needed_inputs(joint: JointGraph, part: BackwardComponent | None = None) -> s
     return found
 
 
-def random_op(joint: JointGraph) -> Any:
-    """An operator of the graph that draws random numbers, or None."""
-    for node in joint.module.graph.nodes:  # all: drawing fewer would change what is drawn later
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            return node.target
-    return None
+def random_ops(joint: JointGraph) -> list[fx.Node]:
+    """The nodes that draw random numbers; all: drawing fewer would change what is drawn later."""
+    tag = torch.Tag.nondeterministic_seeded
+    return [node for node in joint.module.graph.nodes if tag in getattr(node.target, "tags", ())]
 
 
 def copied_inputs(joint: JointGraph) -> set[int]:
     """Inputs of which copies are made before the program changes them, so that it can run again."""
-    if random_op(joint) is not None:
-        return set()
     changed = {mutation.index for mutation in joint.mutations}
     reshaped = {mutation.index for mutation in joint.mutations if mutation.layout is not None}
     return changed & needed_inputs(joint) | reshaped

@@ -48,8 +48,16 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
         chosen = len(tensors) > 1 and expanded and narrow
     if not chosen:
         return None
-    whole = [t.expand(result.shape) for t in tensors]
+    whole = [_cast(t, result, func).expand(result.shape) for t in tensors]
     return tuple(torch._prims_common.compute_elementwise_output_strides(*whole))
+
+
+def _cast(tensor: torch.Tensor, result: torch.Tensor, func: Any) -> torch.Tensor:
+    """An operand as a CPU's kernels see it, which first convert it to the dtype of the result."""
+    converts = result.device.type == "cpu" and result.is_floating_point()
+    if not converts or tensor.dtype == result.dtype or func is _aten.where.self:
+        return tensor
+    return torch.empty_like(tensor, device="meta")
 
 
 _POINTWISE: dict[Any, bool] = {}

@@ -15,7 +15,21 @@ def correct_python_kernels() -> None:
     for key in (keys.CompositeImplicitAutograd, keys.Autograd):
         aten.dropout.default.py_kernels[key] = _dropout
     aten.dropout.default._dispatch_cache.clear()
+    matmul = aten.matmul.default.py_kernels[keys.CompositeImplicitAutograd]
+    if matmul is not _matmul:
+        _TORCHS["matmul"] = matmul
+        aten.matmul.default.py_kernels[keys.CompositeImplicitAutograd] = _matmul
+        aten.matmul.default._dispatch_cache.clear()
+
+
+_TORCHS: dict[str, Any] = {}
 
 
 def _dropout(x: Any, p: float, train: bool | None) -> Any:
     return aten.native_dropout(x, p, train)[0] if train and p != 0 else x  # torch's copies it
+
+
+def _matmul(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    product: torch.Tensor = _TORCHS["matmul"](one, other)
+    # torch's returns a view of a product of other sizes, which nobody knows of.
+    return aten._unsafe_view(product._base, product.shape) if product._is_view() else product

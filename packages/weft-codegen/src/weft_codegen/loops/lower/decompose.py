@@ -109,7 +109,7 @@ def _of_floats(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_elements(rule: Callable[..., Any], grad: Any, x: Any, *rest: Any) -> Any:
-    """The decomposition, which divides a Python number by that of the elements, if there are any."""
+    """The decomposition, which divides a number by that of the elements, where there are any."""
     return rule(grad, x, *rest) if x.numel() else NotImplemented
 
 
