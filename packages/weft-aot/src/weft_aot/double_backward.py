@@ -59,7 +59,7 @@ class DoubleBackward:
         self.kept = [] if self._refusal else self._plan_kept()
         kept = {index for index, function in self.kept if function is _weak}
         self.held = kept & self._needed.intersection(part.gradients)
-        self.recomputes = functools.cache(self._recomputes)
+        self._recomputed: dict[int, bool] = {}
 
     def _plan_kept(self) -> list[tuple[int, Callable[[Any], Any] | None]]:
         kept: list[tuple[int, Callable[[Any], Any] | None]] = []
@@ -76,13 +76,13 @@ class DoubleBackward:
                 kept.append((index, _weak))
         return kept
 
-    def _recomputes(self, number: int) -> bool:
+    def recomputes(self, number: int) -> bool:
         """Whether `value` can make the `number`-th result, whose inputs were not written since."""
-        if self._refusal:
-            return False
-        known = self._needed | self._saved.keys() | self._joint.leaves
-        result = self._joint.results()[self._part.tangents[number]]
-        return inputs_of(self._joint, [result]) <= known
+        if number not in self._recomputed:
+            held = self._needed | self._saved.keys() | self._joint.leaves
+            result = [] if self._refusal else [self._joint.results()[self._part.tangents[number]]]
+            self._recomputed[number] = bool(result) and inputs_of(self._joint, result) <= held
+        return self._recomputed[number]
 
     def gradients(
         self, ctx: Any, grads: Sequence[Any], compiled: Callable[[], tuple[Any, ...]]
