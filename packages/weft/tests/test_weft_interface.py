@@ -173,7 +173,7 @@ def test_settings_are_saved_and_loaded():
 
 def test_the_namespace_has_torch_compilers_names():
     missing = set(torch.compiler.__all__) - set(dir(weft.compiler))
-    assert missing == {"load_compiled_function", "set_enable_guard_collectives"}
+    assert missing == {"load_compiled_function"}
     for name in set(torch.compiler.__all__) - missing:
         assert getattr(weft.compiler, name) is not None
     assert weft.compiler.compile is weft.compile and weft.compiler.config is weft.config

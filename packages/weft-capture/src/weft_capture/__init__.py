@@ -24,6 +24,7 @@ from weft_capture.decorators import (
 from weft_capture.effects.rehearsals import leave_backwards, running
 from weft_capture.passes.graph_split import compile_split
 from weft_capture.passes.region_dedup import compile_regions
+from weft_capture.policy.rank_agreement import agree_on_guards
 from weft_capture.policy.reports import FrameReport, Report
 from weft_capture.policy.stance import set_stance
 
@@ -38,6 +39,7 @@ __all__ = [
     "Explanation",
     "FrameReport",
     "Report",
+    "agree_on_guards",
     "allow_in_graph",
     "assume_constant_result",
     "capture",

@@ -39,6 +39,7 @@ from weft_capture.output.capture_cache import CaptureCache
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.policy import selection, stance
 from weft_capture.policy.coroutine_entry import SUSPENDING, driven, in_pieces
+from weft_capture.policy.rank_agreement import agreed, set_lookup
 from weft_capture.policy.reports import (
     CodeLog,
     Report,
@@ -127,9 +128,9 @@ class Capture:
                 return existing.lookup(function, *flat_args)
         with _lock, lookup_under_modes():
             cache = self._cache(code)
-            compiled = cache.lookup(function, *flat_args)
+            compiled = agreed(cache, cache.lookup(function, *flat_args))
             if compiled is not None:
-                frame.set_lookup(code, cache.lookup, self)
+                set_lookup(code, cache, self)
                 return compiled
             known_code = resumed or cache.entries or (self.asked and self.asked() is code)
             if not known_code and not has_tensor_work(function, flat_args):
@@ -309,7 +310,7 @@ class Capture:
             kept.add(converted.kept)
         elif isinstance(converted.kept, str) and converted.kept:
             log.not_kept.append(converted.kept)
-        frame.set_lookup(code, cache.lookup, self)
+        set_lookup(code, cache, self)
         counters["frames"]["compiled"] += 1
         return converted.code
 

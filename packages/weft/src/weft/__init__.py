@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from weft.pipeline import aot_autograd as aot_autograd
     from weft.pipeline import cudagraph_mark_step_begin as cudagraph_mark_step_begin
     from weft.reports import report as report
+    from weft.reports import report_by_rank as report_by_rank
     from weft.state import reset as reset
     from weft.state import set_stance as set_stance
 
@@ -74,7 +75,7 @@ _LAZY = {
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",
     "weft.pipeline": "aot_autograd cudagraph_mark_step_begin",
-    "weft.reports": "report",
+    "weft.reports": "report report_by_rank",
     "weft.state": "reset set_stance",
 }
 

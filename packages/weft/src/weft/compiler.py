@@ -23,6 +23,7 @@ from torch.compiler import (
 )
 from torch.utils import _pytree as pytree
 from weft_capture import (
+    agree_on_guards,
     allow_in_graph,
     assume_constant_result,
     disable,
@@ -42,6 +43,7 @@ from weft.state import reset, set_stance
 
 F = TypeVar("F", bound=Callable[..., Any])
 is_dynamo_compiling = is_compiling
+set_enable_guard_collectives = agree_on_guards
 
 __all__ = [
     "allow_in_graph",
@@ -65,6 +67,7 @@ __all__ = [
     "run",
     "save_cache_artifacts",
     "set_default_backend",
+    "set_enable_guard_collectives",
     "set_stance",
     "skip_all_guards_unsafe",
     "skip_frame",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import weft_capture
+from torch import distributed
 from weft_core import events
 from weft_core.arguments import checked
 from weft_core.recording import Recording, current
@@ -84,6 +85,58 @@ def report() -> Report:
         stages = [(name, t.seconds, t.count) for name, t in events.timings.items()]
     stages.sort(key=lambda row: -row[1])
     return Report(outcome.frames, outcome.told, tuple(stages), current())
+
+
+@dataclass(frozen=True)
+class RankReports:
+    """The reports of all ranks; printed, what differs between them.
+
+    Args:
+        texts: for each rank, by function, what `Report` says of it.
+    """
+
+    texts: tuple[dict[str, str], ...]
+
+    @property
+    def differing(self) -> dict[str, dict[str, list[int]]]:
+        """For each function that ranks compiled differently, the ranks with each outcome."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for name in dict.fromkeys(name for texts in self.texts for name in texts):
+            outcomes: dict[str, list[int]] = {}
+            for rank, texts in enumerate(self.texts):
+                outcomes.setdefault(texts.get(name, "not called"), []).append(rank)
+            if len(outcomes) > 1:
+                found[name] = outcomes
+        return found
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.texts)} ranks, {len(self.differing)} functions differ"]
+        for name, outcomes in self.differing.items():
+            lines.append(name)
+            for text, ranks in outcomes.items():
+                lines.append(f"  rank {', '.join(map(str, ranks))}: {text}")
+        return "\n".join(lines)
+
+
+@checked
+def report_by_rank(group: Any = None) -> RankReports:
+    """Collect the reports of all ranks of a process group, each of which has to call it.
+
+    Raises:
+        ValueError: torch.distributed is not initialised.
+    """
+    own: dict[str, str] = {}
+    for f in weft_capture.report().frames:
+        breaks = sorted(f"{record.code} ({record.detail})" for record in f.breaks)
+        lost = sorted(record.code for record in f.lost)
+        own[f"{f.name} ({f.filename}:{f.line})"] = (
+            f"{f.graphs} graphs, {f.ops} ops, {len(f.recompiles)} recompiles"
+            + "".join(f", break {text}" for text in breaks)
+            + "".join(f", eager {text}" for text in lost)
+        )
+    texts: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(texts, own, group)
+    return RankReports(tuple(texts))
 
 
 def _script_json(data: Any) -> str:

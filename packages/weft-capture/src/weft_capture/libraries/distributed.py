@@ -92,6 +92,15 @@ def _group_name(tx: Tracer, group: Value, tag: Value = NONE) -> Value:
     return constant(getattr(real, "group_name", real))
 
 
+@rule(_HOME + "_find_pg_by_ranks_and_tag")
+def _group_of_ranks(tx: Tracer, tag: Value, ranks: Value) -> Value:
+    """Look for a group that exists; creating one is left to the program."""
+    members = [rank.as_constant() for rank in ranks.unpack(tx)]
+    found = real_call(tx, _c10d._find_pg_by_ranks_and_tag, tag.as_constant(), members)
+    tx.process_bound = "a process group"
+    return tx.const_object(found)
+
+
 @rule(_FUNCTIONAL + "_maybe_wrap_tensor", *_WAITS)
 def _wait(tx: Tracer, tensor: Value) -> Any:
     """Wait for a collective; the result replaces the tensor, whose memory it shares."""

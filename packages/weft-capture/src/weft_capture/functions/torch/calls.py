@@ -113,6 +113,17 @@ rule("torch.fx.experimental.symbolic_shapes.expect_true", "weft_core.static_shap
 )
 
 
+def _either(name: str) -> tuple[str, str]:
+    return f"torch.fx.experimental.symbolic_shapes.{name}", f"weft_core.static_shapes.{name}"
+
+
+@rule_of_each(*_either("guard_or_true"), *_either("guard_or_false"))
+def _guard_or(name: Any, tx: Tracer, condition: Value) -> Value:
+    """Evaluate a condition on sizes; one on a tensor's numbers has the answer of the name."""
+    unknown = isinstance(condition, SymValue) and condition.is_data()
+    return constant(name.endswith("true") if unknown else condition.nb_bool(tx))
+
+
 @rule(
     "torch.fx.experimental.symbolic_shapes.has_free_unbacked_symbols",
     "weft_core.static_shapes.has_free_unbacked_symbols",
