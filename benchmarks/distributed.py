@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--wrappers", default="ddp,fsdp")
     parser.add_argument("--systems", default="eager,weft,torch")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=420, help="seconds after which none begins")
+    parser.add_argument("--budget", type=float, default=360, help="seconds after which none begins")
     options = parser.parse_args()
     device = torch.device(options.device, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
