@@ -39,7 +39,7 @@ def test_the_error_names_stage_line_and_repro(graph):
     with pytest.raises(BackendCompilerError, match="ValueError: broken") as caught:
         failures.compile_or_fallback(fail_with(ValueError("broken")), graph)
     assert caught.value.user_line == "user.py:7"
-    path = str(caught.value).split("reproduces the failure: ")[1].strip()
+    path = str(caught.value).split("reproduces the failure: ")[1].split(" (`")[0]
     source = Path(path).read_text()
     compile(source, path, "exec")
     made = "torch.empty_strided((2, 3), (3, 1), dtype=torch.float32).uniform_()"
@@ -48,7 +48,7 @@ def test_the_error_names_stage_line_and_repro(graph):
     graph.graph.find_nodes(op="placeholder")[0].meta["example_value"].requires_grad_()
     with pytest.raises(BackendCompilerError) as caught:
         failures.compile_or_fallback(fail_with(ValueError("broken")), graph)
-    path = str(caught.value).split("reproduces the failure: ")[1].strip()
+    path = str(caught.value).split("reproduces the failure: ")[1].split(" (`")[0]
     assert f"{made}.requires_grad_(),  # x" in Path(path).read_text()
 
 

@@ -10,6 +10,7 @@ import weft_capture.libraries  # noqa: F401  fills the tables of library_traits
 from weft_capture.api import Capture, Explanation, capture, explain, report, reset
 from weft_capture.breaks import REASONS, Break, BreakRecord
 from weft_capture.config import settings
+from weft_capture.convert import CaptureLimit
 from weft_capture.decorators import (
     allow_in_graph,
     assume_constant_result,
@@ -36,6 +37,7 @@ __all__ = [
     "Break",
     "BreakRecord",
     "Capture",
+    "CaptureLimit",
     "Explanation",
     "FrameReport",
     "Report",

@@ -100,8 +100,7 @@ class Capture:
         self.breaks: list[BreakRecord] = []
         self.logs: _ByCode[CodeLog] = WeakIdKeyDictionary()
         self._graphs: list[weakref.ref[GraphModule]] = []
-        # Captures of the same function for other backends.
-        self._others: dict[Backend, Capture] = {}
+        self._others: dict[Backend, Capture] = {}  # of the same function for other backends
         self._kept: _ByCode[CaptureCache] = WeakIdKeyDictionary()
         weakref.finalize(self, _forget, self._codes).atexit = False
         _all.add(self)
@@ -140,6 +139,8 @@ class Capture:
             if not cache.may_compile(function, flat_args, strict=self.request.fullgraph):
                 # The cache has warned about it, with the failing guards.
                 self.log(code).lost = lost_record(code, "recompile-limit", cache.skip_reason or "")
+                return None
+            if self.request.limit is not None and not self.request.limit.admits():
                 return None
             _busy.on = True
             try:

@@ -85,6 +85,38 @@ _TRIES = 100
 """How many steps to go back, one by one, to a state that can be rebuilt."""
 
 
+@dataclass
+class CaptureLimit:
+    """How much of a program is captured, to find what is captured wrongly; the rest runs eagerly.
+
+    Args:
+        frames: how many frames.
+        steps: how many instructions of the last one; -1 for all of them.
+        seen: the frames captured so far.
+        stopped: file and positions of the instruction that the last capture stopped at.
+    """
+
+    frames: int
+    steps: int = -1
+    seen: int = 0
+    stopped: tuple[str, tuple[int | None, ...]] = ("", ())
+
+    def admits(self) -> bool:
+        """Count one more frame; returns whether it may be captured."""
+        self.seen += self.seen <= self.frames
+        return self.seen <= self.frames
+
+    @property
+    def break_at(self) -> int:
+        """The step at which the present frame is to break; -1 for none."""
+        return self.steps if self.seen == self.frames else -1
+
+    def note(self, stopped: Stop) -> None:
+        """Note where a capture stopped."""
+        frame = stopped.frames[-1]
+        self.stopped = frame.decoded.filename, frame.decoded.instrs[frame.ip].positions
+
+
 @dataclass(frozen=True)
 class CaptureRequest:
     """How a function and what it calls are to be captured.
@@ -95,6 +127,7 @@ class CaptureRequest:
         rules: what the caches are to do.
         first_backend: compiles the first call under the stance `aot_eager_then_compile`.
         marks_modules: mark the calls of modules in graphs (see `region_marks`).
+        limit: how much is captured; None for everything.
     """
 
     backend: Backend
@@ -102,6 +135,7 @@ class CaptureRequest:
     rules: CacheRules = CacheRules()
     first_backend: Backend | None = None
     marks_modules: bool = False
+    limit: CaptureLimit | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +188,8 @@ def _refused(record: BreakRecord) -> Unsupported:
 @launches_recorded()
 def _convert(do: Task) -> Converted:
     steps = Steps(not has_tensor_work(do.function, do.flat_args), do.break_at, do.reason)
+    if do.request.limit is not None and do.break_at < 0:
+        steps.break_at = do.request.limit.break_at
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
     tx.answers, tx.fullgraph = do.answers, do.request.fullgraph
     tx.marks_modules = do.request.marks_modules
@@ -176,6 +212,8 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
             outer = outer_frame(tx, do.flat_args)
             try:
                 stopped = outer.step_until_break()
+                if stopped is not None and do.request.limit is not None:
+                    do.request.limit.note(stopped)
                 draft, stopped = _drafted(do, outer, stopped)
             finally:
                 counters["capture"]["instructions"] += steps.now + 1 + tx.unstepped

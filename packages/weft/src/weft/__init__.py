@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from weft_guards import varying as varying
 
     from weft import compiled_autograd, compiler
+    from weft.bisection import bisect as bisect
     from weft.compiler import mark_static_address as mark_static_address
     from weft.compiler import run as run
     from weft.mega_cache import load_cache_artifacts as load_cache_artifacts
@@ -71,6 +72,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
     "graph_break is_compiling nonstrict_trace show_code skip_frame substitute_in_graph",
+    "weft.bisection": "bisect",
     "weft.compiler": "mark_static_address run",
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",

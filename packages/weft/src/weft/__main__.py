@@ -5,6 +5,9 @@ python -m weft cache        how many files the disk cache holds, and how large t
 python -m weft cache clear  delete them
 python -m weft report run.py -o report.html [-- arguments of run.py]
                             run a script and write what became of it as a page (see weft.report)
+python -m weft bisect run.py [-- arguments of run.py]
+                            run a script eagerly, and find the operator for which what it compiles
+                            gives other results or fails (see weft.bisect)
 """
 
 from __future__ import annotations
@@ -73,6 +76,35 @@ def cache(action: str) -> None:
     print(f"{cachedir.cache_dir()}: {'deleted ' if action == 'clear' else ''}{text}")
 
 
+def _run(script: str, arguments: list[str]) -> None:
+    """Run a script as Python does."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def bisect(script: str, arguments: list[str], calls: int) -> int:
+    """Run a script eagerly and bisect what it compiles; returns 1 if something differs.
+
+    Args:
+        script: its path.
+        arguments: its command line.
+        calls: how many calls of each compiled function are looked at.
+    """
+    from weft.bisection import Found, watched  # noqa: PLC0415  loads every stage
+
+    try:
+        with watched(calls):
+            _run(script, arguments)
+    except Found as found:
+        print(f"weft: {found.args[0]}")
+        return 1
+    except SystemExit as leaving:
+        print(f"the script left with {leaving.code!r}", file=sys.stderr)
+    print("weft: no compiled call differs from eager")
+    return 0
+
+
 def report(script: str, arguments: list[str], page: str, trace: str | None) -> int:
     """Run a script with everything recorded; write the page, also where the script raises.
 
@@ -83,11 +115,9 @@ def report(script: str, arguments: list[str], page: str, trace: str | None) -> i
         trace: the file for `Report.save_trace`, or None.
     """
     weft.config.record = True
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
     status: int | str | None = 0
     try:
-        runpy.run_path(script, run_name="__main__")
+        _run(script, arguments)
     except SystemExit as leaving:
         status = leaving.code
     except BaseException:
@@ -113,11 +143,16 @@ def main(arguments: list[str] | None = None) -> int:
     told.add_argument("script", help="the script; its own arguments come after --")
     told.add_argument("-o", "--output", default="weft-report.html", help="the page")
     told.add_argument("--trace", help="also write the time of compiling, for ui.perfetto.dev")
+    search = commands.add_parser("bisect", help="find why compiled code differs from eager")
+    search.add_argument("script", help="the script; its own arguments come after --")
+    search.add_argument("--calls", type=int, default=4, help="calls to look at, of each function")
     given = sys.argv[1:] if arguments is None else arguments
     end = given.index("--") if "--" in given else len(given)
     chosen = parser.parse_args(given[:end])
     if chosen.command == "report":
         return report(chosen.script, given[end + 1 :], chosen.output, chosen.trace)
+    if chosen.command == "bisect":
+        return bisect(chosen.script, given[end + 1 :], chosen.calls)
     if chosen.command == "cache":
         cache(chosen.action)
     else:

@@ -70,7 +70,10 @@ def _report(error: Exception, gm: fx.GraphModule) -> BackendCompilerError:
 def _remedy(gm: fx.GraphModule) -> str:
     text = 'set weft.config.on_compile_error = "eager" to run this graph without compiling it'
     path = _write_repro(gm)
-    return f"{text}; a program that reproduces the failure: {path}" if path else text
+    if not path:
+        return text
+    smaller = f"python -m weft bisect {path}"
+    return f"{text}; a program that reproduces the failure: {path} (`{smaller}` makes it smaller)"
 
 
 def _write_repro(gm: fx.GraphModule) -> str | None:
