@@ -7,6 +7,7 @@ import torch
 from weft_aot import MemoryPolicy, partition, settings, trace_joint
 from weft_aot.partition.classify import classify
 from weft_aot.partition.network import choose_saved
+from weft_core.node_effects import draws, has_effect
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -176,6 +177,43 @@ def test_cut_cost_is_no_more_than_saving_everything():
     everything = classes.forward & classes.wanted
     total = sum(policy.cost(node) or 0 for node in everything)
     assert sum(policy.cost(node) for node in saved) <= total
+
+
+def test_an_effect_of_the_backward_keeps_its_sources_there():
+    """The backward of attention on a GPU counts as random."""
+
+    @torch.library.custom_op(
+        "aot_tests::noisy", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+    )
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rand_like(x)
+
+    noisy.register_fake(torch.empty_like)
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(y)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return noisy(grad * ctx.saved_tensors[0].cumsum(0)), None
+
+    _, parts = split(Noisy.apply, leaf(9), torch.randn(9))
+    assert aten.cumsum.default in calls(parts.backward)
+    assert aten.cumsum.default not in calls(parts.forward)
+    assert {saved.source.kind for saved in parts.saved} == {"input"}
+
+
+def test_attention_without_dropout_is_not_random():
+    """It has the tag of random operators for its dropout."""
+    attention = aten._scaled_dot_product_flash_attention.default
+    for dropout, args in ((0.0, ()), (0.0, (0.0,)), (0.0, (0.0, True)), (0.1, (0.1, False))):
+        graph = torch.fx.Graph()
+        q = graph.placeholder("q")
+        node = graph.call_function(attention, (q, q, q, *args))
+        assert draws(node) == has_effect(node) == (dropout > 0)
 
 
 def test_inference_graph_cannot_be_cut():

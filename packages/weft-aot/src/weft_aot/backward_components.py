@@ -14,8 +14,8 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
+from weft_core.node_effects import drop_dead_nodes
 from weft_core.symnodes import SymbolTable, SymValue
-from weft_core.tracing import drop_dead_nodes
 
 from weft_aot.cleanup import same_shape
 from weft_aot.records import BackwardComponent, JointGraph, Partition

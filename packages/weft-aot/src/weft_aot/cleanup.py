@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.node_effects import drop_dead_nodes, has_effect
 from weft_core.symnodes import equal_sizes
-from weft_core.tracing import drop_dead_nodes, has_effect
 
 from weft_aot.walk import copies_input, view_chain
 

@@ -301,7 +301,8 @@ States = dict[torch.device, torch.Tensor]
 
 def generator_states(joint: JointGraph) -> Callable[[], States] | None:
     """A function that reads the states of the generators that a program draws from, if any."""
-    devices = {leaf.device for n in random_ops(joint) for leaf in pytree.tree_leaves(n.meta["val"])}
+    drawn = pytree.tree_leaves([node.meta["val"] for node in random_ops(joint)])
+    devices = {leaf.device for leaf in drawn if isinstance(leaf, torch.Tensor)}
     return functools.partial(_states, devices) if devices else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.node_effects import draws
 
 from weft_aot.records import BackwardComponent, JointGraph
 
@@ -65,8 +66,7 @@ def needed_inputs(joint: JointGraph, part: BackwardComponent | None = None) -> s
 
 def random_ops(joint: JointGraph) -> list[fx.Node]:
     """The nodes that draw random numbers; all: drawing fewer would change what is drawn later."""
-    tag = torch.Tag.nondeterministic_seeded
-    return [node for node in joint.module.graph.nodes if tag in getattr(node.target, "tags", ())]
+    return [node for node in joint.module.graph.nodes if draws(node)]
 
 
 def copied_inputs(joint: JointGraph) -> set[int]:

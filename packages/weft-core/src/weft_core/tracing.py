@@ -27,10 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_core._layouts import restride_as, unshare, unusual_results
 from weft_core.adapters import AdapterMode
-from weft_core.collectives import REGATHER, is_collective
-from weft_core.eager_error_probe import divides, may_raise
+from weft_core.collectives import REGATHER
 from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
+from weft_core.node_effects import drop_dead_nodes
 from weft_core.symnodes import SymbolTable, SymValue
 from weft_core.warnings_capture import suppress_warnings
 
@@ -416,40 +416,6 @@ class AtenTracer:
         drop_dead_nodes(graph)
         # Lazy: most graphs are compiled by somebody else and never run as Python.
         return _LazyGraphModule(self.recorder.constants, graph)
-
-
-def drop_dead_nodes(graph: fx.Graph) -> None:
-    """Remove nodes that nothing uses; those with an effect stay, random ops among them."""
-    for node in reversed(graph.nodes):
-        if not node.users and node.op in ("call_function", "get_attr") and not must_run(node):
-            graph.erase_node(node)
-
-
-def must_run(node: fx.Node) -> bool:
-    """Whether a node matters although nothing uses it: it has an effect, or may raise."""
-    if not may_raise(node.target) or "in_backward" in node.meta:
-        return has_effect(node)
-    if divides(node.target):
-        whole = not node.meta["val"].is_floating_point() and not node.meta["val"].is_complex()
-        return whole and (isinstance(node.args[1], fx.Node) or not node.args[1])
-    return True
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether an aten node does more than make its value: it writes, checks or is random."""
-    return is_effect(node.target)
-
-
-def is_effect(target: Any) -> bool:
-    """Whether a call of `target` does: then it matters although nobody uses what it makes.
-
-    An operator that returns nothing is there for what it does, and others wait for a collective.
-    """
-    if not isinstance(target, OpOverload) or is_collective(target):
-        return isinstance(target, OpOverload)
-    seeded = torch.Tag.nondeterministic_seeded in target.tags
-    schema = target._schema
-    return not schema.returns or schema.is_mutable or seeded
 
 
 def trace_aten(

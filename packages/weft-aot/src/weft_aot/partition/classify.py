@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from torch import fx
-from weft_core.tracing import has_effect, must_run
+from weft_core.node_effects import has_effect, must_run
 
 from weft_aot.records import JointGraph
 from weft_aot.walk import ancestors, copied_inputs
@@ -43,8 +43,12 @@ def classify(joint: JointGraph) -> Classes:
     results = [value if isinstance(value, fx.Node) else None for value in joint.results()]
     inputs, tangents = placeholders[: joint.num_inputs], placeholders[joint.num_inputs :]
     values, gradients = results[: joint.num_values], results[joint.num_values :]
-    effects = [n for n in order if has_effect(n) or (not n.users and must_run(n))]
     backward = _descendants(order, tangents)
+    effects = [
+        node
+        for node in order
+        if node not in backward and (has_effect(node) or (not node.users and must_run(node)))
+    ]
     return Classes(
         order,
         inputs,

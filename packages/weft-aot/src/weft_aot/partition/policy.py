@@ -15,8 +15,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from weft_core.collectives import REGATHER
+from weft_core.node_effects import has_effect
 from weft_core.symnodes import SymValue
-from weft_core.tracing import has_effect
 
 from weft_aot.layout import hint
 from weft_aot.walk import copies_input, is_view

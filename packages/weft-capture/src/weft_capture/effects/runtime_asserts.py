@@ -18,8 +18,8 @@ from torch.utils import checkpoint
 from weft_core.collectives import is_collective
 from weft_core.errors import WeftError
 from weft_core.events import counters, logger
+from weft_core.node_effects import is_effect
 from weft_core.tensor_subclass import is_distributed
-from weft_core.tracing import is_effect
 
 from weft_capture.bytecode import NO_FALL_THROUGH, Decoded, Handler, Instr, decode
 from weft_capture.model.constant import constant

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 from weft_core.launches import LAUNCH_
-from weft_core.tracing import is_effect
+from weft_core.node_effects import is_effect
 
 from weft_codegen.loops.expr import apply
 from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
@@ -101,6 +102,17 @@ def written_by(target: Any, args: Any) -> list[Any]:
     if target is torch.ops.aten.native_batch_norm.default and args[5]:
         return [args[position] for position in (3, 4) if args[position] is not None]
     return [args[1][position] for position in args[3]] if target is LAUNCH_ else []
+
+
+def replaces_its_input(node: fx.Node) -> bool:
+    """Whether the first argument of `node` is an input that nothing else reads, and that the graph
+    overwrites with the result."""
+    base = node.args[0] if node.args else None
+    if not isinstance(base, fx.Node) or base.op != "placeholder" or len(base.users) != 2:
+        return False
+    reads = sum(leaf is base for leaf in pytree.tree_leaves((node.args, node.kwargs)))
+    copies = (user for user in base.users if user.target is _aten.copy_.default)
+    return reads == 1 and any(copy.args[:2] == (base, node) for copy in copies)
 
 
 def without_unused(results: Sequence[Any], node: Any, target: Any) -> list[Any]:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 from weft_core import events
-from weft_core.tracing import ASSERT, must_run
+from weft_core.node_effects import must_run
+from weft_core.tracing import ASSERT
 
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Load, cost, walk
