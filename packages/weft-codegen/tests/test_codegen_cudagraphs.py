@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,13 +31,20 @@ class Fake(CudaGraphPool):
         before = [arg.clone() for arg in args]
         outputs = run(*args)
         torch._foreach_copy_(args, before)
+        addresses = [arg.data_ptr() for arg in args]  # all that a CUDA graph keeps of its inputs
 
         def replay() -> None:
-            for output, value in zip(outputs, run(*args), strict=True):
+            inputs = map(_at_address, addresses, before)
+            for output, value in zip(outputs, run(*inputs), strict=True):
                 if isinstance(output, torch.Tensor):
                     output.copy_(value)
 
         return replay, outputs
+
+
+def _at_address(address: int, like: torch.Tensor) -> torch.Tensor:
+    memory = (ctypes.c_char * like.nbytes).from_address(address)
+    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
 def test_inputs_that_move_are_copied_and_outputs_in_use_are_kept() -> None:
@@ -58,6 +66,18 @@ def test_a_forward_runs_elsewhere_while_gradients_of_before_are_in_use() -> None
     grads = [backward(forward(x)[0])[0] for _ in range(6)]
     assert all(torch.equal(grad, x.exp() * 2) for grad in grads)
     assert (backward.private, forward._left < 15) == ({0}, True)  # recorded anew
+
+
+def test_what_a_forward_saves_is_not_copied_for_its_backward() -> None:
+    memory, weight = Fake(), torch.randn(4)
+    forward = CudaGraphRunner(lambda w, x: [(w * x).sum(), w * x], set(), memory)
+    backward = CudaGraphRunner(lambda y, t: [y * t], set(), memory)
+    for step in range(6):
+        x, tangent = torch.full((4,), float(step)), torch.ones(())
+        _, saved = forward(weight, x)
+        assert torch.equal(backward(saved, tangent)[0], weight * x)
+        del saved
+    assert (forward.copied, backward.copied) == ({1}, {1})
 
 
 def test_inputs_are_given_back_and_written() -> None:

@@ -1,9 +1,10 @@
 """CUDA graphs: the second run of a compiled graph is recorded, and the GPU replays it from then on.
 
-Inputs that keep their address are read there, others are copied to where the recording reads. The
-recordings of a device share memory, so a replay may write what belongs to later ones: where an
-output of those, or of its own, is in use, the run is recorded anew, elsewhere, and its owner gives
-copies away from then on. What is not replayed runs as usual: `counters["cudagraphs"]` says why.
+Inputs that keep their address, and outputs of other recordings, are read where they are; others are
+copied to where the recording reads. The recordings of a device share memory, so a replay may write
+what belongs to later ones: where an output of those, or of its own, is in use, the run is recorded
+anew, elsewhere, and its owner gives copies away from then on. What is not replayed runs as usual:
+`counters["cudagraphs"]` says why.
 """
 
 from __future__ import annotations
@@ -88,6 +89,12 @@ class CudaGraphPool:
                 graph.capture_end()
         return graph.replay, outputs
 
+    def holds(self, value: Any) -> bool:
+        """Whether `value` lies in an output of a recording, which stays where it is: what a forward
+        saves for its backward."""
+        storage = _storage(value)
+        return storage != 0 and any(recording.lends(storage) for recording in self.lent)
+
     def reclaim(self, number: int) -> bool:
         """Whether no output of the recordings from `number` on is in use; such ones are over."""
         late = [recording for recording in self.lent if recording.number >= number]
@@ -144,13 +151,14 @@ class CudaGraphRunner:
         if stream is None or stream != self._memory.home:
             return "another-stream"
         known = self._recording
-        if known is None or not self._memory.reclaim(known.number) or not known.fits(addresses):
+        if known is None or not known.fits(addresses) or not self._memory.reclaim(known.number):
             if not self._left:
                 return "recorded-too-often"
             self._left, self._recording = self._left - 1, None
             self._memory.lent = [lent for lent in self._memory.lent if lent.in_use()]
             pairs = enumerate(zip(addresses, self._seen, strict=True))
-            self.copied |= {k for k, (now, before) in pairs if now != before} - self.written
+            moved = {k for k, (now, before) in pairs if now != before} - self.written
+            self.copied |= {k for k in moved if not self._memory.holds(args[k])}
             self._seen = addresses
             try:
                 known = self._recording = _Recording(self, self._memory, args, addresses)
@@ -201,6 +209,10 @@ class _Recording:
         return not self.over and all(
             now == known or (k in self._copies and now[1] == known[1]) for k, (now, known) in pairs
         )
+
+    def lends(self, storage: int) -> bool:
+        """Whether an output that was given away lies in `storage`."""
+        return any(storage == own for _, own, _ in self._lent)
 
     def in_use(self) -> list[int]:
         """The outputs whose memory somebody holds."""
