@@ -19,7 +19,7 @@ import time
 
 import torch
 import weft
-from gpu import Gpt
+from gpu_models import Transformer
 from weft_core import events
 
 STAGES = 14  # that take longest
@@ -28,7 +28,7 @@ STAGES = 14  # that take longest
 def measure(layers: int, device: str, training: bool) -> dict[str, float]:
     """Compile a GPT of so many layers and return the seconds of each stage, and of all."""
     torch.manual_seed(0)
-    model = Gpt(tokens=1000, width=128, layers=layers).to(device)
+    model = Transformer(128, 8, layers, 1000, "gpt", 64).to(device)
     ids = torch.randint(0, 1000, (2, 64), device=device)
     compiled = weft.compile(model)
     begin = time.perf_counter()

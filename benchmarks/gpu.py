@@ -1,15 +1,18 @@
-"""weft on an NVIDIA GPU beside eager and torch.compile, in turn.
+"""weft on an NVIDIA GPU beside eager and torch.compile, in turn in one process.
 
-    python benchmarks/gpu.py [--only NAME ...]
+    python benchmarks/gpu.py [--only NAME ...] [--modes default reduce-overhead max-autotune]
+                             [--kinds inference training] [--no-patterns]
 
-Models: seconds to the first training step (caches as they are), and milliseconds of a training step
-and of inference. Patterns: what a kernel moves a second. A star: mode="reduce-overhead".
+Models (gpu_models.py; bfloat16 autocast where a row names no dtype): a cell holds the figures of
+eager, weft and torch.compile. Caches are as they are: for cold ones name empty folders in
+WEFT_CACHE_DIR, TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR. Patterns: what a kernel moves a second.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import gc
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,89 +20,22 @@ from typing import Any
 
 import torch
 import weft
-from torch import nn
+from gpu_models import ROWS, Row
 from torch.nn import functional as F
 from torch.utils.benchmark import Timer
 
-Make = Callable[[], torch.Tensor]
-
-
-class Block(nn.Module):
-    """A transformer's block, causal."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-        self.heads = heads
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (batch, length, width)."""
-        batch, length, width = x.shape
-        qkv = self.qkv(self.first(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.second(x))
-
-
-class Gpt(nn.Module):
-    """Blocks over tokens; the loss of the next ones."""
-
-    def __init__(self, tokens: int = 8000, width: int = 512, layers: int = 4) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(tokens, width), nn.Linear(width, tokens)
-        self.blocks = nn.Sequential(*(Block(width, 8) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids: (batch, length) int64."""
-        logits = self.head(self.norm(self.blocks(self.embed(ids))))
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-
-class Residual(nn.Module):
-    """Two convolutions with batch norms, and what came in."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        layers = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2)]
-        norms = [nn.BatchNorm2d(channels) for _ in range(2)]
-        self.body = nn.Sequential(layers[0], norms[0], nn.ReLU(), layers[1], norms[1])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (batch, channels, height, width)."""
-        return F.relu(x + self.body(x))
-
-
-def _images() -> nn.Module:
-    blocks = (Residual(64) for _ in range(4))
-    return nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), *blocks, nn.Flatten(2))
-
-
-def _mlp() -> nn.Module:
-    layers = (nn.Linear(1024, 1024), nn.SiLU(), nn.Linear(1024, 1024), nn.SiLU())
-    return nn.Sequential(*layers, nn.Linear(1024, 16), nn.Softmax(-1))
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Make]] = {
-    "gpt": (Gpt, lambda: torch.randint(0, 8000, (8, 512), device="cuda")),
-    "convolutions": (_images, lambda: torch.randn(32, 3, 64, 64, device="cuda")),
-    "mlp": (_mlp, lambda: torch.randn(256, 1024, device="cuda")),
-}
-ROWS = (16384, 4096)
+# Figures of `measure`, by position, with their digits.
+COLUMNS = ((1, 3), (0, 1), (2, 0))
+SHAPE = (16384, 4096)
 PATTERNS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
-    "gelu": (F.gelu, [ROWS]),
-    "softmax": (lambda x: torch.softmax(x, -1), [ROWS]),
-    "layer norm": (lambda x, w, b: F.layer_norm(x, (4096,), w, b), [ROWS, (4096,), (4096,)]),
+    "gelu": (F.gelu, [SHAPE]),
+    "softmax": (lambda x: torch.softmax(x, -1), [SHAPE]),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (4096,), w, b), [SHAPE, (4096,), (4096,)]),
     "x + y.t": (lambda x, y: x + y.t(), [(8192, 8192), (8192, 8192)]),
-    "sum of columns": (lambda x: x.sum(0), [ROWS]),
+    "sum of columns": (lambda x: x.sum(0), [SHAPE]),
     "sum of odd columns": (lambda x: x.sum(0), [(16383, 4099)]),
-    "sum": (lambda x: x.sum(), [ROWS]),
-    "chain": (lambda x, y: (x * y).sin() + x.exp() * 2, [ROWS, ROWS]),
+    "sum": (lambda x: x.sum(), [SHAPE]),
+    "chain": (lambda x, y: (x * y).sin() + x.exp() * 2, [SHAPE, SHAPE]),
     "batch norm, relu": (
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True).relu(),
         [(64, 64, 112, 112), (64,), (64,)],
@@ -110,18 +46,7 @@ COMPILERS: dict[str, Callable[[Any], Any]] = {
     "eager": lambda program: program,
     "weft": weft.compile,
     "torch": torch.compile,
-    "weft*": partial(weft.compile, mode="reduce-overhead"),
-    "torch*": partial(torch.compile, mode="reduce-overhead"),
 }
-
-
-def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Forward and backward, from no gradients on."""
-    model.zero_grad()
-    loss = model(x)
-    loss = loss if loss.dim() == 0 else loss.square().mean()
-    loss.backward()
-    return loss.detach()
 
 
 def milliseconds(run: Callable[[], Any]) -> float:
@@ -131,33 +56,69 @@ def milliseconds(run: Callable[[], Any]) -> float:
     )
 
 
-def models(only: list[str]) -> None:
-    """Print a row a model and compiler."""
-    print("model          compiler  first step s  training ms  inference ms  loss off")
-    for name in [name for name in MODELS if not only or name in only]:
-        weft.reset()  # another model's sizes would make these dynamic
-        torch.compiler.reset()
-        make, data = MODELS[name]
-        torch.manual_seed(0)
-        model, x = make().cuda(), data()
-        expected = step(copy.deepcopy(model), x)
-        for compiler, compile_ in COMPILERS.items():
-            copied = copy.deepcopy(model)
-            compiled = compile_(copied)
-            began = time.perf_counter()
-            off = float((step(compiled, x) - expected).abs())
-            torch.cuda.synchronize()
-            first = time.perf_counter() - began
-            training = milliseconds(lambda compiled=compiled, x=x: step(compiled, x))
-            with torch.no_grad():
-                inference = milliseconds(lambda compiled=compiled, x=x: compiled(x))
-            cells = f"{first:12.2f} {training:12.3f} {inference:13.3f}  {off:.1e}"
-            print(f"{name:14} {compiler:9} {cells}")
+def measure(
+    row: Row, compile_: Callable[[Any], Any], training: bool
+) -> tuple[float, float, float, torch.Tensor]:
+    """Seconds to the first result, milliseconds a call, peak MiB, and the result."""
+    torch.manual_seed(0)
+    model, inputs = row.make().cuda(), row.inputs()
+    model = model if row.dtype is None else model.to(row.dtype)
+    model = model if training else model.eval()
+    compiled = compile_(model)
+
+    def run() -> torch.Tensor:
+        model.zero_grad()
+        autocast = torch.autocast("cuda", torch.bfloat16, enabled=row.dtype is None)
+        with torch.set_grad_enabled(training), autocast:
+            result = compiled(*inputs)
+        if training:
+            result.backward()
+        return result.detach()
+
+    began = time.perf_counter()
+    result = run().float()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    for _ in range(3):
+        run()
+    torch.cuda.reset_peak_memory_stats()
+    used = milliseconds(run)
+    return first, used, torch.cuda.max_memory_allocated() / 2**20, result
+
+
+def models(only: list[str], modes: list[str], kinds: list[str]) -> None:
+    """Print a row a model and mode: each cell eager / weft / torch.compile."""
+    print("| model | mode | ms | first call, s | peak MiB | off |\n|---|---|---|---|---|---|")
+    systems = {"eager": None, "weft": weft.compile, "torch": torch.compile}
+    for name, kind in itertools.product(ROWS, kinds):
+        row, known = ROWS[name], {}
+        if (only and name not in only) or (kind == "training" and not row.trains):
+            continue
+        for mode in modes:
+            cells = []
+            for system, compile_ in systems.items():
+                if system == "eager" and "eager" in known:
+                    cells.append(known["eager"])
+                    continue
+                weft.reset()  # another model's sizes would make these dynamic
+                torch.compiler.reset()
+                gc.collect()
+                torch.cuda.empty_cache()
+                make = (lambda m: m) if compile_ is None else partial(compile_, mode=mode)
+                try:
+                    cells.append(measure(row, make, kind == "training"))
+                except Exception as error:  # one system's failure hides no other's figure
+                    print(f"{name} {kind} {mode} {system}: {type(error).__name__}: {error}"[:300])
+                    cells.append((float("nan"),) * 3 + (torch.tensor(float("nan")),))
+                known[system] = cells[-1]
+            columns = [" / ".join(f"{cell[k]:.{p}f}" for cell in cells) for k, p in COLUMNS]
+            off = float((cells[1][3] - cells[0][3]).abs().max())
+            print(f"| {name} {kind} | {mode} | {' | '.join(columns)} | {off:.1e} |", flush=True)
 
 
 def patterns(only: list[str]) -> None:
     """Print a row a pattern: GB/s by compiler (inputs read once, the result written once)."""
-    source = torch.randn(ROWS, device="cuda")
+    source = torch.randn(SHAPE, device="cuda")
     target = torch.empty_like(source)
     copied = 2 * source.nbytes / milliseconds(lambda: target.copy_(source)) / 1e6
     print(f"\nGB/s (a copy: {copied:.0f})   " + "  ".join(f"{name:>6}" for name in COMPILERS))
@@ -178,9 +139,13 @@ def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[])
-    only = parser.parse_args().only
-    models(only)
-    patterns(only)
+    parser.add_argument("--modes", nargs="*", default=["default", "reduce-overhead"])
+    parser.add_argument("--kinds", nargs="*", default=["inference", "training"])
+    parser.add_argument("--no-patterns", action="store_true")
+    options = parser.parse_args()
+    models(options.only, options.modes, options.kinds)
+    if not options.no_patterns:
+        patterns(options.only)
 
 
 if __name__ == "__main__":
