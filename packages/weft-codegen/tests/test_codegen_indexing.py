@@ -6,10 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from codegen_check import check, launches, program_of
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
+from weft_codegen.compile import decompositions, make_program
 from weft_codegen.kernels import compile_program
-from weft_codegen.loops.index import ComputedIndex, atoms
+from weft_codegen.loops.index import ComputedIndex, atoms, const
 from weft_codegen.loops.interpret import run_program
-from weft_codegen.loops.program import Extern, Store, statements
+from weft_codegen.loops.program import Extern, Loop, Store, statements
 
 torch.manual_seed(0)
 W = torch.randn(10, 16)
@@ -164,6 +167,42 @@ def test_truth_values_as_places(name, dtype):
     torch.manual_seed(0)
     table, x = torch.arange(1, 8).to(dtype), torch.randn(100)
     check(TRUTH_AS_PLACES[name], table, torch.randn(100) > 0, x.to(dtype))
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_an_input_that_the_result_replaces_is_written_where_it_is(read_before):
+    """A key-value cache; what reads the old values needs a copy."""
+
+    def step(cache, keys, index):
+        old = cache.amax(0) if read_before else keys.sum(0)
+        new = torch.ops.aten.index_copy(cache, 1, index, keys * 2)
+        total = new.sum(0)
+        cache.copy_(new)
+        return [old, total]
+
+    inputs = torch.randn(3, 90, 4), torch.randn(3, 2, 4), torch.tensor([7, 5])
+    expected, made = inputs[0].clone(), inputs[0].clone()
+    graph = make_fx(step, decomposition_table=decompositions())(*inputs)
+    program = make_program(graph, inputs)
+    large = [name for name, buffer in program.buffers.items() if buffer.shape[1:2] == (const(90),)]
+    assert (large == ["in0"]) is not read_before
+    assert_close(compile_program(program)(made, *inputs[1:]), step(expected, *inputs[1:]))
+    assert_close(made, expected)
+    with pytest.raises(IndexError, match="out of bounds for dimension 1 with size 90"):
+        compile_program(program)(made, inputs[1], torch.tensor([0, 90]))
+    assert_close(made, expected)
+
+
+def test_sums_of_what_is_zero_but_at_one_place_have_no_loop():
+    """The place may be none of the sum's."""
+
+    def sums(g, i):
+        hot = torch.where(torch.arange(50)[None] == i[:, None], -1.0, 0.0)
+        return (hot * g[:, None]).sum(1), (hot.bfloat16().float() * g[:, None]).bfloat16().sum(1)
+
+    program = check(sums, torch.randn(7), torch.tensor([0, 1, 49, 50, -1, -100, 3]), native=True)
+    (kernel,) = program.kernels.values()
+    assert sum(isinstance(statement, Loop) for statement in statements(kernel.body)) == 1
 
 
 @pytest.mark.cc

@@ -18,7 +18,7 @@ def _pieces(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([x.select(-1, k) for k in range(x.shape[-1])], -1)
 
 
-GRAPHS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
+GRAPHS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "gelu_layer_norm": (
         lambda x, w, b: F.layer_norm(F.gelu(x), (100,), w, b),
         [(33, 100), (100,), (100,)],
@@ -55,6 +55,25 @@ GRAPHS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
     "softmax_of_columns": (lambda x: torch.softmax(x, 1), [(3, 5, 70)]),
     "concatenate": (lambda x, y: torch.cat([x, y], 1).relu(), [(30, 40), (30, 20)]),
     "matmul_epilogue": (lambda x, y: F.silu(x @ y) + 1, [(30, 40), (40, 20)]),
+    "row_by_columns": (
+        lambda x, g, u, b: F.silu(F.linear(x, g)) * F.linear(x, u, b),
+        [(1, 200), (520, 200), (520, 200), (520,)],
+    ),
+    "lookup": (lambda i, w: F.embedding((i.abs() * 3).long(), w), [(33,), (40, 24)]),
+    "norm_of_lookups": (
+        lambda i, w: F.layer_norm(F.embedding((i.abs() * 3).long(), w), (100,)),
+        [(6, 33), (40, 100)],
+    ),
+    "gradient_of_cross_entropy": (
+        lambda x, i: torch.ops.aten.nll_loss_backward(
+            x.new_ones(()), x, (i.abs() * 9).long(), None, 1, -100, x.new_full((), 70.0)
+        ).sum(1),
+        [(70, 60), (70,)],
+    ),
+    "columns_stored_and_summed": (
+        lambda x, g: (g * x.sigmoid(), (g * x.sigmoid()).sum(0), x.amax(0)),
+        [(700, 150), (700, 150)],
+    ),
     "rms_norm": (
         lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * w,
         [(10, 64), (64,)],
@@ -80,12 +99,17 @@ def program(name: str) -> tuple[Program, list[torch.Tensor], Callable[..., Any]]
 
     Its buffers are on the CPU, where Triton's interpreter has its tensors.
     """
-    function, shapes = GRAPHS[name]
+    single, shapes = GRAPHS[name]
+
+    def function(*args: torch.Tensor) -> list[torch.Tensor]:
+        results = single(*args)
+        return [*results] if isinstance(results, tuple) else [results]
+
     torch.manual_seed(0)
     inputs = [torch.randn(shape) for shape in shapes]
     with FakeTensorMode():
         fakes = [torch.empty(shape, device="cuda") for shape in shapes]
-        graph = make_fx(lambda *args: [function(*args)], decompositions())(*fakes)
+        graph = make_fx(function, decompositions())(*fakes)
     made = make_program(graph, fakes)
     buffers = {n: replace(buffer, device=CPU) for n, buffer in made.buffers.items()}
     return replace(made, buffers=buffers), inputs, function

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -163,7 +164,12 @@ def _compile(
     if settings.interpret:
         return lambda *args: run_program(program, args)
     if program.device != CPU:
-        return _compile_elsewhere(program, gm)
+        try:
+            return _compile_elsewhere(program, gm)
+        except NoTritonForm as reason:  # of a kernel that several operators share
+            _hints.info("graph runs without fusion: %s", reason)
+            alone = make_program(gm, inputs, replace(options, epilogue_fusion=False))
+            return _compile_elsewhere(alone, gm)
     compiled = compile_program(program)
     compiled.listen(step_origins(program, before), before, timed(program))
     _count(compiled.loadable)

@@ -40,6 +40,11 @@ def violation(index: Expr, extent: IndexExpr, wraps: bool) -> Expr:
     return where(index >= size, index * 2 + 1, below)
 
 
+def is_good(code: Expr) -> Expr:
+    """Whether no index is outside."""
+    return apply("eq", code, constant(0, torch.int64))
+
+
 def clamped(index: Expr, extent: IndexExpr, wraps: bool) -> Expr:
     """`index` (int64) in [0, extent): what was inside stays, or is counted from the end."""
     zero, size = constant(0, torch.int64), index_value(extent)

@@ -6,8 +6,8 @@ A Triton program is one point of the grid and computes on blocks of lanes. How a
   one linear index, a block of consecutive elements per program.
 * Otherwise the outer parallel loops are the grid, one program per iteration, and inside it
   every innermost loop is spread over lanes: a reduction over it into a scalar accumulates a block
-  and combines the lanes at the end; a reduction into a row adds lane by lane. Loops between the two
-  stay loops.
+  and combines the lanes at the end; a reduction into a row adds lane by lane, and a block may take
+  several iterations of the loop around them at once. Other loops between the two stay loops.
 * A row (a local with one element per lane) lives in registers, so its loop must fit one block.
 
 Each top-level parallel loop of a kernel becomes a Triton function, launched in order.
@@ -30,17 +30,23 @@ from weft_codegen.kernels.triton.triton_expr import (
 )
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.evaluate import evaluate
-from weft_codegen.loops.expr import Const, Local
+from weft_codegen.loops.expr import Apply, Const, Expr, Local
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.schedule.assemble import identity
+from weft_codegen.loops.schedule.assemble import GPU_LANES, GPU_ROW, identity
 from weft_codegen.loops.steps import coefficient
 
-POINTWISE_BLOCK = 1024
-LARGEST_BLOCK = 16384  # lanes of one program: beyond it a row no longer fits the registers
 CHUNK = 2048
-# Iterations whose loads are in flight together: of a few elements a thread, and of many.
-UNROLL, UNROLL_CHUNKS = 16, 4
+# Fewer would not be loaded 16 bytes a thread.
+LANES_OF_A_WARP = 256
+# Programs that keep a GPU busy.
+BUSY = 1024
+# Lanes of a warp that multiplies a row by a column: the more it loads at once, the better.
+PRODUCT_LANES = 2048
+# Lanes of a block that takes several rows at once (sums of columns that store each element, too).
+TILE = 1024
+# Iterations whose loads are in flight together: of few elements a thread, of many, and of a tile.
+UNROLL, UNROLL_CHUNKS, UNROLL_TILES = 16, 4, 1
 
 HEADER = """\
 import triton
@@ -119,6 +125,30 @@ def _is_parallel(stmt: ir.Stmt) -> bool:
     return isinstance(stmt, ir.Loop) and stmt.kind == "parallel"
 
 
+@dataclass(frozen=True)
+class _Tile:
+    """Iterations of `loop` and lanes of `leaf`, the only thing in it, that one block takes: `rows`
+    times `columns`."""
+
+    loop: ir.Loop
+    leaf: ir.Loop
+    rows: int
+    columns: int
+
+    @property
+    def lanes(self) -> int:
+        return self.rows * self.columns
+
+    def bounds(self) -> list[tuple[Axis, IndexExpr]]:
+        """What the block may exceed: (axis, end)."""
+        ends = [(self.leaf.axis, end) for end in (self.leaf.limit,) if end is not None]
+        for loop, size in ((self.loop, self.rows), (self.leaf, self.columns)):
+            extent = loop.axis.extent
+            if extent.value % size:
+                ends.append((loop.axis, extent))
+        return ends
+
+
 class _Function(ValueWriter):
     """Writer of one Triton function: the loop nest and its statements."""
 
@@ -126,6 +156,8 @@ class _Function(ValueWriter):
         super().__init__()
         self.kernel, self.title = kernel, name
         self.sums: dict[Local, str] = {}
+        self.tile: _Tile | None = None
+        self.widest = 1  # lanes of a tile
 
     def source(self) -> str:
         """The function's source."""
@@ -147,12 +179,17 @@ class _Function(ValueWriter):
         self._unravel(grid)
         self.body(body)
         leaves = (s for s in ir.statements(body) if isinstance(s, ir.Loop) and s.is_innermost)
-        widest = max(map(_block_of, leaves), default=1)
+        widest = max([self.widest, *map(_block_of, leaves)])
         warps = 4 if widest <= CHUNK else 8 if widest <= 4 * CHUNK else 16
-        return Phase(self.title, product(axis.extent for axis in grid), 0, warps)
+        points = product(axis.extent for axis in grid)
+        if points.is_const and points.value >= BUSY:  # else a program has the more warps
+            warps = min(warps, max(1, widest // LANES_OF_A_WARP))
+        if any(_is_product(value) for s in ir.statements(body) for value in ir.stmt_exprs(s)):
+            warps = max(1, widest // PRODUCT_LANES)
+        return Phase(self.title, points, 0, warps)
 
     def _write_flat(self, axes: list[Axis], body: ir.Body, points: IndexExpr) -> Phase:
-        block = POINTWISE_BLOCK
+        block = GPU_LANES
         wide = "" if points.is_const and points.value < 2**31 - block else ".to(tl.int64)"
         self.line(f"lane = tl.program_id(0){wide} * {block} + tl.arange(0, {block})")
         mask = None
@@ -181,15 +218,23 @@ class _Function(ValueWriter):
                     self.statement(statement, {})
                     continue
                 self.forget(ir.locals_changed(statement.body))
-                sums = [] if self.sums else self._start_sums(_leaf(statement))
+                sums: list[ir.Reduce] = []
+                if not self.sums:
+                    self.tile = _tile_in(statement)
+                    sums = self._start_sums(_leaf(statement))
                 (self._spread if statement.is_innermost else self._for)(statement)
                 for s in sums:
                     self._combine_lanes(s)
+                if sums and self.tile:
+                    self.line(f"{self.tile.leaf.axis.key} = tl.arange(0, {self.tile.columns})")
 
     def _for(self, loop: ir.Loop) -> None:
         stop = self.at(loop.axis.extent)
         if loop.limit is not None:
             stop = f"min({stop}, {self.at(loop.limit)})"
+        if self.tile is not None and loop is self.tile.loop:
+            self._spread_tile(self.tile, stop)
+            return
         inner = [s for s in ir.statements(loop.body) if isinstance(s, ir.Loop)]
         # Loops unrolled inside of unrolled loops take LLVM minutes.
         factor = UNROLL if all(_is_block(s) for s in inner) else 1
@@ -223,17 +268,40 @@ class _Function(ValueWriter):
         self.lanes = None
         self.depth -= 0 if whole else 1
 
+    def _spread_tile(self, tile: _Tile, stop: str) -> None:
+        """A loop and the lanes inside of it, several iterations a block."""
+        row, lanes = tile.loop.axis.key, tile.lanes
+        self._check_rows(tile.leaf, True, set(self.sums))
+        self.line(
+            f"for {row}_start in tl.range(0, {stop}, {tile.rows}, "
+            f"loop_unroll_factor={UNROLL_TILES}):"
+        )
+        self.depth += 1
+        self.line(f"{row} = {row}_start + tl.arange(0, {lanes}) // {tile.columns}")
+        tests = [f"({axis.key} < {self.at(end)})" for axis, end in tile.bounds()]
+        if tests:
+            self.line(f"inside{lanes} = {' & '.join(tests)}")
+        axes = frozenset([tile.loop.axis, tile.leaf.axis])
+        self.lanes = Lanes(lanes, f"inside{lanes}" if tests else None, axes)
+        self._scope(tile.leaf.body, self.sums)
+        self.lanes = None
+        self.depth -= 1
+
     def _start_sums(self, leaf: ir.Loop | None) -> list[ir.Reduce]:
-        """Blocks of lanes for what `leaf` reduces to scalars, also over the loops around it."""
+        """Blocks of lanes for what `leaf` reduces to scalars, also over the loops around it; or
+        for the rows that a tile reduces to."""
         if leaf is None:
             return []
         reduces = [s for s in leaf.body if isinstance(s, ir.Reduce)]
-        found = [s for s in reduces if coefficient(s.index, leaf.axis) is ZERO]
+        found = [s for s in reduces if self.tile or coefficient(s.index, leaf.axis) is ZERO]
         sums = list({s.targets: s for s in found}.values())  # what is concatenated adds to one
-        block = _block_of(leaf)
+        block = self.tile.lanes if self.tile else _block_of(leaf)
+        self.widest = max(self.widest, block)
+        if self.tile:  # before all loops: in one a variable of Triton keeps its type
+            self.line(f"{leaf.axis.key} = tl.arange(0, {block}) % {self.tile.columns}")
         for s in sums:
             for target, start in zip(s.targets, _identities(s), strict=True):
-                if not target.is_scalar:
+                if not target.is_scalar and not self.tile:
                     raise NoTritonForm(f"row {target.name} is reduced across lanes")
                 name = self.sums[target] = f"{target.name}_lanes{block}"
                 self.line(f"{name} = tl.full([{block}], {start}, {type_name(target.dtype)})")
@@ -244,7 +312,7 @@ class _Function(ValueWriter):
             if not local.is_scalar and not whole:
                 raise NoTritonForm(
                     f"row {local.name} of kernel {self.kernel.name}: its loop over "
-                    f"{loop.axis.extent} elements does not fit one block of {LARGEST_BLOCK}"
+                    f"{loop.axis.extent} elements does not fit one block of {GPU_ROW}"
                 )
         for local in ir.locals_read(*ir.stmt_exprs(*loop.body)) & accumulated:
             raise NoTritonForm(
@@ -255,10 +323,13 @@ class _Function(ValueWriter):
         combine = _combiner(s)
         names = [target.name for target in s.targets]
         lanes = [self.sums.pop(target) for target in s.targets]
+        if self.tile is not None:
+            shape = f"[{self.tile.rows}, {self.tile.columns}]"
+            lanes = [f"tl.reshape({name}, {shape})" for name in lanes]
         if len(names) == 1:
             self.line(f"{names[0]} = {combine}({names[0]}, tl.reduce({lanes[0]}, 0, {combine}))")
             return
-        parts = [f"{name}_part" for name in lanes]
+        parts = [f"{name}_part" for name in names]
         self.line(f"{', '.join(parts)} = tl.reduce(({', '.join(lanes)}), 0, {combine})")
         operands = [*names, *parts]
         self.line(f"{', '.join(names)} = {combine}({', '.join(operands)})")
@@ -324,9 +395,30 @@ def _leaf(loop: ir.Loop) -> ir.Loop | None:
     return loop
 
 
+def _is_product(value: Expr) -> bool:
+    return isinstance(value, Apply) and value.name == "product"
+
+
+def _tile_in(loop: ir.Loop) -> _Tile | None:
+    """The tile of a sum of columns that stores each element, too: a loop of known length around
+    lanes. Unrolled, so much code would take longer to fetch than to run."""
+    leaf = _leaf(loop)
+    if leaf is None or leaf is loop or not _is_block(leaf):
+        return None
+    while loop.body[0] is not leaf:
+        loop = loop.body[0]  # type: ignore[assignment]
+    extent, columns = loop.axis.extent, _block_of(leaf)
+    rows = min(TILE // columns, 1 << (extent.value - 1).bit_length()) if extent.is_const else 0
+    targets = {t for s in leaf.body if isinstance(s, ir.Reduce) for t in s.targets}
+    used = {local for local in locals_of(leaf.body) if not local.is_scalar}
+    kinds = set(map(type, leaf.body))
+    alone = targets == used and kinds == {ir.Reduce, ir.Store}
+    return _Tile(loop, leaf, rows, columns) if alone and used and rows > 1 else None
+
+
 def _block_of(loop: ir.Loop) -> int:
     extent = loop.axis.extent
-    if extent.is_const and extent.value <= LARGEST_BLOCK:
+    if extent.is_const and extent.value <= GPU_ROW:
         return max(16, 1 << (extent.value - 1).bit_length())
     return CHUNK
 

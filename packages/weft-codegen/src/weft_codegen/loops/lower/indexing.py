@@ -60,7 +60,7 @@ def _positions(
     kind: whose exception a bad one raises (checks.py); "" where all are known to be good.
     """
     require(index.dtype in _INTEGERS, f"index of {index.dtype}")
-    require(index.device.type == "cpu", "index on another device")
+    require(index.device == call.fake.device, "index on another device")
     require(extent is not ZERO, "index into nothing")
     where_, _ = index_space(index.shape)
     known = index_of(cast(index.at(where_), torch.int64))
@@ -155,6 +155,7 @@ def _index(kind: str, call: Call, x: LazyTensor, indices: Sequence[Any]) -> Lazy
 
 def _addable(call: Call, mode: str) -> None:
     require(call.fake.dtype in SUPPORTED, "dtype")
+    require(mode == "set" or call.fake.device.type == "cpu", "sums in no order on a GPU")
     require(mode == "set" or call.fake.dtype is not torch.bool, "sum of bool")
 
 

@@ -273,9 +273,16 @@ class LoweringContext:
         self, call: Call, base: LazyTensor, over: Shape, target: IndexMap, value: Element, mode: str
     ) -> LazyTensor:
         """Return a copy of `base` in which value(i) is stored at (or with mode "add", added to)
-        target(i), for every index i of the shape `over`."""
-        copy = call.lazy(lambda where: broadcast_at(base, where))
-        self.realise(copy)
+        target(i), for every index i of the shape `over`.
+
+        An input that the graph itself replaces by that copy is updated where it is.
+        """
+        copy = base
+        if mode == "set" and base.buffer and fxnodes.replaces_its_input(call.node):
+            self._written.append(base.buffer.name)
+        else:
+            copy = call.lazy(lambda where: broadcast_at(base, where))
+            self.realise(copy)
         assert copy.buffer is not None
         where, axes = index_space(over, "e")
         position = offset_of(target(where), copy.buffer.strides)
@@ -291,20 +298,26 @@ class LoweringContext:
         self, call: Call, index: LazyTensor, extent: IndexExpr, *, dim: int, wraps: bool, kind: str
     ) -> None:
         """Raise eager's exception at run time if an element is outside [0, extent) ([-extent,
-        extent) if it `wraps`): a reduction finds it, a call raises."""
+        extent) if it `wraps`): a reduction finds it, a call raises, or stops a GPU as in eager."""
         key = (index, extent, wraps)
         if key in self._checked:
             return
         self._checked.add(key)
+        why = "a loop cannot raise"
         axes, _, value = self._element(index)
         code = checks.violation(cast(value, torch.int64), extent, wraps)
         whole = replace(call, fake=torch.empty((), dtype=torch.int64, device="meta"))
         found = self.reduction(whole, "max", (), axes, (code,), torch.int64)
         assert found.buffer is not None
         name = found.buffer.name
-        self._buffers[name] = replace(found.buffer, device=index.device)
+        self._buffers[name] = found.buffer = replace(found.buffer, device=index.device)
+        if index.device != ir.CPU:  # to read the code would wait for the GPU
+            good = LazyTensor((), torch.bool, (), lambda _: checks.is_good(found.at(())))
+            good.device = index.device
+            text = f"{kind}: index out of bounds for dimension {dim} with size {extent}"
+            self.extern(whole, torch.ops.aten._assert_async.msg, (good, text), {}, why)
+            return
         args, origins = (ir.BufferRef(name), extent, dim, kind), call.origins[-1:]
-        why = "a loop cannot raise"
         check = ir.Extern(checks.check_index, args, (), (), (), origins, when=name, reason=why)
         self._items.append(check)
 

@@ -16,6 +16,7 @@ import torch
 
 from weft_codegen.loops.expr import (
     Apply,
+    Cast,
     Const,
     Expr,
     apply,
@@ -50,35 +51,46 @@ def reduced_dims(dims: Any, rank: int) -> list[int]:
     return sorted({normalise_dim(dim, rank) for dim in dims})
 
 
-def _is_hit(node: Expr, over: Axis) -> bool:
-    """Whether `node` is where(over == idx, value, 0): zero but at one index along `over`."""
+def _hit_inside(node: Expr, over: Axis) -> Expr | None:
+    """For where(over == place, value, 0), which is zero but at one place along `over`: whether that
+    place is one of `over`'s. Else None."""
     match node:
-        case Apply(_, "where", (Apply(_, "eq", (here, there)), value, Const(_, 0))):
-            left, right = index_of(here), index_of(there)
-            fixed = over not in value.axes | there.axes
-            if left is not None and right is not None and fixed:
-                return single(left) is over and in_range(right, over.extent)
-    return False
+        case Apply(_, "where", (Apply(_, "eq", sides), value, Const(_, 0))):
+            for here, there in (sides, sides[::-1]):
+                walks = index_of(here)
+                if walks is None or single(walks) is not over or over in value.axes | there.axes:
+                    continue
+                known, end = index_of(there), index_value(over.extent, there.dtype)
+                if known is not None and in_range(known, over.extent):
+                    return constant(True, torch.bool)
+                return (there >= constant(0, there.dtype)) & (there < end)
+    return None
 
 
 def _one_hot_sum(value: Expr, over: Axis) -> Expr | None:
-    """The sum over `over` of a product with a factor that is zero but at one index, without a loop.
+    """The sum over `over` of a product with a factor that is zero but at one index, without a loop;
+    of a cast of one likewise.
 
     The other terms are zero times the rest, which is nan where that is nan or infinite.
     """
     factor = value
-    while isinstance(factor, Apply) and factor.name == "mul":
+    while isinstance(factor, Cast) or (isinstance(factor, Apply) and factor.name == "mul"):
+        if isinstance(factor, Cast):
+            factor = factor.arg
+            continue
         left, right = factor.args
         if over in left.axes and over in right.axes:
             return None
         factor = left if over in left.axes else right
-    if not isinstance(factor, Apply) or not _is_hit(factor, over):
+    inside = _hit_inside(factor, over)
+    if inside is None or not isinstance(factor, Apply):
         return None
 
     def replaced(part: Expr) -> Expr:
         return Rewriter(lambda node: part if node is factor else None)(value)
 
-    return replaced(factor.args[1]) + replaced(factor.args[2])
+    nothing = replaced(factor.args[2])
+    return where(inside, replaced(factor.args[1]), nothing) + nothing
 
 
 def reduce(

@@ -73,6 +73,14 @@ def linear(where: IndexExpr, axes: Iterable[Axis]) -> list[tuple[IndexExpr, Axis
     return sorted(strides, key=functools.cmp_to_key(order))
 
 
+def walk_order(where: IndexExpr, axes: Sequence[Axis]) -> list[tuple[IndexExpr | None, Axis]]:
+    """`linear`, but axes that `where` is not linear in come first, without a stride: those along
+    which an index is looked up choose rows, and the others walk along these."""
+    chosen = [loop for loop in axes if coefficient(where, loop) is None]
+    along = linear(where, [loop for loop in axes if loop not in chosen]) or []
+    return [*((None, loop) for loop in chosen), *along]
+
+
 def origin(where: IndexExpr) -> IndexExpr:
     """`where` with every axis at zero."""
     return substitute(where, lambda atom: ZERO if isinstance(atom, Axis) else None)

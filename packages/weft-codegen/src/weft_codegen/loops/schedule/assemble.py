@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import torch
 
 from weft_codegen.loops.expr import Expr, Load, Local, cast, compute_dtype, constant, read
-from weft_codegen.loops.index import ONE, Axis, IndexExpr, product
+from weft_codegen.loops.index import ONE, Axis, IndexExpr, const, in_range, product
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Body, Buffers, Loop, Reduce, Set, Stmt, Store
 from weft_codegen.loops.rewrite import Rewriter
-from weft_codegen.loops.schedule.align import linear, replacing, row_major
+from weft_codegen.loops.schedule.align import linear, replacing, row_major, walk_order
 from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
@@ -52,6 +52,9 @@ _COLUMNS = 256
 _WORTH_THREADS = 16384
 # Columns that a program on a GPU sums: four warps read so many neighbours of each row.
 GPU_COLUMNS = 128
+# Lanes of a program on a GPU: a shorter row has no program of its own. And elements of a row that
+# its registers hold.
+GPU_LANES, GPU_ROW = 1024, 16384
 
 
 def identity(op: str, dtype: torch.dtype) -> Expr:
@@ -76,7 +79,8 @@ def assemble(
         group = merge_axes(group)
     on_cpu = _on_cpu(group, buffers)
     # A program on a GPU has its lanes along one axis, and so a row.
-    rows = on_cpu or (len(group.swept) == 1 and _lane(group) is None)
+    fits = in_range(product(loop.extent for loop in group.swept) - 1, const(GPU_ROW))
+    rows = on_cpu or (len(group.swept) == 1 and fits and _lane(group, on_cpu) is None)
     order = plan_sweeps(group, needed, mutated, rows=rows)
     body = _Assembly(group, order, mutated, buffers).build()
     return split_loops(body) if on_cpu else body  # lanes are masked at no cost
@@ -105,7 +109,7 @@ class _Assembly:
         self._lanes: tuple[Axis, ...] = ()  # rows of a block (products only), and its columns
         self._limit: IndexExpr | None = None
         self._tile: tuple[Axis, ...] = ()  # rows that sums of columns take together
-        lanes = _lane(group)
+        lanes = _lane(group, self._on_cpu)
         if lanes is not None:
             self._split_lane(*lanes)
 
@@ -196,7 +200,9 @@ class _Assembly:
             return (Loop(inner, tuple(statements), kind, notes=self._notes(0)),)
         if updates and self._on_cpu and all(are_distinct(where, outer) for where in updates):
             kind = "parallel"
-        before, statements = hoist(statements, frozenset((inner,)), self._new_local)
+        before: list[Stmt] = []
+        if self._on_cpu or not inner.extent.is_const or inner.extent.value >= GPU_LANES:
+            before, statements = hoist(statements, frozenset((inner,)), self._new_local)
         body = (*before, Loop(inner, tuple(statements), notes=self._notes(0)))
         return _loops(outer, body, kind)
 
@@ -387,17 +393,17 @@ def _loops(axes: Sequence[Axis], body: Body, kind: str, notes: tuple[str, ...] =
     return body
 
 
-def _lane(group: Group) -> tuple[Axis, Axis | None] | None:
+def _lane(group: Group, on_cpu: bool) -> tuple[Axis, Axis | None] | None:
     """The kept axis along which most full accesses are contiguous, unless a reduced one is; and
-    for products the axis of rows."""
+    for products on a CPU the axis of rows."""
     if not group.reduced or not group.kept:
         return None
     wheres = itertools.chain(*group.accesses.values())
-    walks = [linear(where, group.axes) or [] for where in wheres]
+    walks = [walk_order(where, group.axes) for where in wheres]
     full = [strides[-1] for strides in walks if len(strides) == len(group.axes)]
     votes = Counter(loop for stride, loop in full if stride is ONE)
     if not votes:
-        return _product_lanes(group)
+        return _product_lanes(group) if on_cpu else None
     best = max(votes, key=lambda loop: votes[loop])
     return None if best in group.reduced else (best, None)
 

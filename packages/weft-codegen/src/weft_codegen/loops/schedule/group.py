@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from weft_codegen.loops.index import Axis, IndexExpr
 from weft_codegen.loops.program import Compute
 from weft_codegen.loops.rewrite import Rewriter
-from weft_codegen.loops.schedule.align import Mapping, align, linear, pieces, replacing
+from weft_codegen.loops.schedule.align import (
+    Mapping,
+    align,
+    linear,
+    pieces,
+    replacing,
+    walk_order,
+)
 
 Accesses = dict[str, list[IndexExpr]]  # where each buffer is touched
 _MAX_MEMBERS = 48
@@ -91,10 +98,10 @@ def single(order: int, node: Compute) -> Group:
 def _ordered(node: Compute, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """`axes` by descending stride: of the store for pointwise, of the widest load otherwise."""
     wheres = [node.index] if node.op is None else [load.index for load in node.loads]
-    best: list[tuple[IndexExpr, Axis]] = []
+    best: list[tuple[IndexExpr | None, Axis]] = []
     for where in wheres:
-        strides = linear(where, axes)
-        if strides is not None and len(strides) > len(best):
+        strides = walk_order(where, axes)
+        if len(strides) > len(best):
             best = strides
     seen = [loop for _, loop in best]
     return tuple([loop for loop in axes if loop not in seen] + seen)

@@ -5,16 +5,19 @@
 
 As a loop node the product shares its kernel with bias, activation and residual. Larger ones (and
 bmm) become loops where a measurement says so: with `max_autotune`, see tune.py.
+
+On a GPU the product of one row and a weight's transpose takes as long as reading the weight: each
+result is the sum of one row of it, and what comes after is free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from weft_codegen.loops.expr import Expr, apply
-from weft_codegen.loops.index import ONE, IndexExpr, as_axis, product
+from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr, as_axis, product
 from weft_codegen.loops.lower.lazy_tensor import (
     LazyTensor,
     broadcast_at,
@@ -46,6 +49,8 @@ _MOST_MEASURED = 1 << 26
 # Where columns of `b` are contiguous (a weight's transpose), each result is a vector sum of its
 # own: so many of them pay, for shorter sums and for those that fill the 64 lanes.
 _SUMS = ((64, 512), (0, 128))
+# Terms that one program of a GPU adds up in registers, and results that keep a GPU busy.
+_GPU_LENGTHS, _GPU_RESULTS = range(128, 16385), 512
 
 
 def small_products(lowered: Program, prefer: Prefer | None) -> Program:
@@ -66,23 +71,28 @@ def _expanded(item: Step, buffers: Buffers, prefer: Prefer | None) -> Iterator[S
     target = buffers[name]
     if bias:
         name = f"{name}_product"
-        strides = contiguous_strides(target.shape)
-        buffers[name] = Buffer(name, target.dtype, target.shape, strides)
+        strides, wide = contiguous_strides(target.shape), compute_dtype(target.dtype)
+        buffers[name] = Buffer(name, wide, target.shape, strides, target.device)
     yield _product(buffers[name], left, right, item.origins)
     if bias:
-        i, j = (new_axis(extent) for extent in target.shape)
+        i, j = _places(target.shape)
         total = apply("add", _at(buffers[name], i, j), _at(bias[0], i, j))
-        yield _node(target, (i, j), (), None, total, item.origins)
+        yield _node(target, (i, j), (), None, cast(total, target.dtype), item.origins)
+
+
+def _places(shape: tuple[IndexExpr, ...]) -> list[IndexExpr]:
+    """An axis for each dimension; none for one of a single element."""
+    return [ZERO if extent is ONE else new_axis(extent) for extent in shape]
 
 
 def _at(buffer: Buffer, *where: IndexExpr) -> Expr:
-    """The element at `where`, broadcast as torch broadcasts."""
+    """The element at `where`, broadcast as torch broadcasts, in the dtype of its arithmetic."""
     tensor = LazyTensor(buffer.shape, buffer.dtype, buffer.strides, buffer=buffer)
-    return broadcast_at(tensor, where)
+    return cast(broadcast_at(tensor, where), compute_dtype(buffer.dtype))
 
 
 def _product(target: Buffer, left: Buffer, right: Buffer, origins: tuple[str, ...]) -> Compute:
-    *batch, i, j = (new_axis(extent) for extent in target.shape)
+    *batch, i, j = _places(target.shape)
     k = new_axis(left.shape[-1])
     value = apply("product", _at(left, *batch, i, k), _at(right, *batch, k, j))
     return _node(target, (*batch, i, j), (k,), "sum", value, origins)
@@ -90,14 +100,14 @@ def _product(target: Buffer, left: Buffer, right: Buffer, origins: tuple[str, ..
 
 def _node(
     target: Buffer,
-    kept: tuple[IndexExpr, ...],
-    reduced: tuple[IndexExpr, ...],
+    kept: Sequence[IndexExpr],
+    reduced: Sequence[IndexExpr],
     op: str | None,
     value: Expr,
     origins: tuple[str, ...],
 ) -> Compute:
-    axes, over = tuple(map(as_axis, kept)), tuple(map(as_axis, reduced))
-    place = offset_of(kept, target.strides)
+    axes = tuple(as_axis(place) for place in kept if place is not ZERO)
+    over, place = tuple(map(as_axis, reduced)), offset_of(kept, target.strides)
     return Compute(target.name, axes, over, op, (value,), place, origins)
 
 
@@ -108,10 +118,13 @@ def _operands(item: Extern, buffers: Buffers, prefer: Prefer | None) -> list[Buf
     if item.kwargs or not all(isinstance(arg, BufferRef) for arg in item.args):
         return None
     used = [buffers[arg.name] for arg in item.args] + [buffers[item.results[0]]]
-    if any(buffer.dtype is not torch.float32 or buffer.device != CPU for buffer in used):
-        return None
     left, right = used[-3], used[-2]
     extents = (*left.shape, right.shape[-1])
+    if any(buffer.device != CPU for buffer in used):
+        alone = item.op not in _PREFERRED and _is_row_by_columns(left, right, used[-1])
+        return used[:-1] if alone else None
+    if any(buffer.dtype is not torch.float32 for buffer in used):
+        return None
     # An axis of one element is no axis; such products are rare.
     if not all(extent.is_const and extent.value > 1 for extent in extents):
         return None
@@ -122,3 +135,17 @@ def _operands(item: Extern, buffers: Buffers, prefer: Prefer | None) -> list[Buf
     if not wanted and prefer is not None and size <= _MOST_MEASURED:
         wanted = prefer(item, buffers)
     return used[:-1] if wanted else None
+
+
+def _is_row_by_columns(left: Buffer, right: Buffer, result: Buffer) -> bool:
+    """Whether a GPU multiplies one row by a matrix whose columns are contiguous."""
+    length, columns = right.shape
+    known = length.is_const and columns.is_const and result.dtype.is_floating_point
+    return (
+        known
+        and left.shape[0] is ONE
+        and left.strides[1] is ONE
+        and right.strides[0] is ONE
+        and length.value in _GPU_LENGTHS
+        and columns.value >= _GPU_RESULTS
+    )
