@@ -214,6 +214,15 @@ class Trainer:
         dist.all_reduce(passed, dist.ReduceOp.MAX)
         return passed.item()
 
+    def communication(self) -> tuple[float, float]:
+        """Return milliseconds of a step that gloo worked, and that the graphs waited for it."""
+        cpu = torch.profiler.ProfilerActivity.CPU
+        with torch.profiler.profile(activities=[cpu]) as profile:
+            self.step()
+        rows = [(row.key, row.cpu_time_total / 1e3) for row in profile.key_averages()]
+        work = sum(time for key, time in rows if key.startswith("gloo:"))
+        return work, sum(time for key, time in rows if key == "_c10d_functional::wait_tensor")
+
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -243,6 +252,9 @@ def compare(name: str, wrapper: str, systems: list[str], device: torch.device, r
             breaks = dict(weft.counters["graph_break"])
             graphs = weft.counters["stats"]["unique_graphs"]
             say(f"{name:6} {wrapper:5} weft: {graphs} graphs, breaks {breaks or 'none'}")
+            if wrapper == "fsdp" and device.type == "cpu":
+                work, waited = trainers[system].communication()
+                say(f"{name:6} {wrapper:5} weft: gloo worked {work:.0f} ms, waited {waited:.0f} ms")
         say(f"{name:6} {wrapper:5} {system:6} first step {trainers[system].first:.1f} s")
     best = dict.fromkeys(trainers, float("inf"))
     steps = 10 if device.type == "cuda" else 4

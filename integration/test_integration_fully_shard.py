@@ -151,7 +151,7 @@ def worker(rank, path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
 def test_fully_sharded_modules_on_two_processes():
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -10,12 +10,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 import torch.multiprocessing as mp
+import torch.nn.functional as F
 import weft
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
 def double(x):
@@ -156,6 +159,43 @@ def collectives_are_nodes_but_for_objects(rank):
     assert list(weft.counters["graph_break"]) == ["communication"], weft.counters["graph_break"]
 
 
+class Attention(nn.Module):
+    """A block in tensor parallel: heads and hidden units are spread over the ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8)
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        y = self.norm(x)
+        q, k, v = (f(y).unflatten(-1, (-1, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + self.o(y.flatten(-2))
+        return x + self.narrow(F.silu(self.wide(x)) * 2)
+
+
+def tensor_parallel_graphs_are_generated(rank):
+    os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp()  # what is loaded is not counted
+    mesh = init_device_mesh("cpu", (2,))
+    plan = dict.fromkeys(("q", "k", "v", "wide"), ColwiseParallel())
+    plan |= dict.fromkeys(("o", "narrow"), RowwiseParallel())
+    found = []
+    for compile_it in (False, True):
+        torch.manual_seed(0)
+        model = parallelize_module(Attention(), mesh, plan)
+        run = weft.compile(model, fullgraph=True) if compile_it else model
+        y = run(torch.randn(2, 5, 8))
+        y.square().sum().backward()
+        found.append([y, *(p.grad.full_tensor() for p in model.wide.parameters())])
+    torch.testing.assert_close(found[1], found[0])
+    calls = weft.counters["extern"]
+    assert calls["_c10d_functional.all_reduce.default"] >= 2, calls
+    products = ("mm", "attention", "_c10d_functional")  # all else is in generated kernels
+    assert all(any(name in op for name in products) for op in calls), calls
+    assert weft.counters["codegen"]["kernels"] > 0, weft.counters["codegen"]
+
+
 def worker(rank, path, folder):
     dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
     for check, arguments in (
@@ -164,6 +204,7 @@ def worker(rank, path, folder):
         (checkpoints_hold_compiled_models, (f"{folder}/saved",)),
         (stages_of_a_pipeline, ()),
         (collectives_are_nodes_but_for_objects, ()),
+        (tensor_parallel_graphs_are_generated, ()),
     ):
         weft.reset()
         weft.counters.clear()
@@ -175,7 +216,7 @@ def worker(rank, path, folder):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
 def test_ranks_work_together():
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

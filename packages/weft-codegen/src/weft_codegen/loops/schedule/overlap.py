@@ -36,78 +36,90 @@ class _Mover:
         self._steps, self._kept = steps, kept
         self._reads = {id(s): _roots(ir.step_reads(s, kernels), roots) for s in steps}
         self._writes = {id(s): _roots(ir.step_writes(s, kernels), roots) for s in steps}
+        self._readers, self._writers = _by_root(steps, self._reads), _by_root(steps, self._writes)
+        self._place = {id(step): place for place, step in enumerate(steps)}
 
     def run(self) -> None:
         calls = [step for step in self._steps if isinstance(step, ir.Extern)]
-        starts = [step for step in calls if is_collective(step.op) and not is_wait(step.op)]
-        for call in reversed(calls):
-            if is_wait(call.op):
-                self._sink(call)
+        self._sink([call for call in calls if is_wait(call.op)])
         gather: ir.Step | None = None
         last: ir.Step | None = None
-        for start in starts:
+        for start in calls:
+            if not is_collective(start.op) or is_wait(start.op):
+                continue
             before = self._preparation(start) if "all_gather" in str(start.op) else None
             if before is None:
-                after = max([self._position(last), *map(self._position, self._producers(start))])
-                self._move(start, after + 1)
+                sources = map(self._position, self._producers(start))
+                self._move(start, max(self._position(last), *sources, -1) + 1)
                 last = start
                 continue
-            place = 0 if gather is None else self._first_use(gather)
-            if last is not None and gather is None:
-                place = self._position(last) + 1
+            place = self._position(last) + 1 if gather is None else self._first_use(gather)
             for step in (*before, start):
                 if self._position(step) >= place:
                     self._move(step, place)
                     place += 1
             gather = start
-            if last is None or self._position(last) < self._position(start):
+            if self._position(last) < self._position(start):
                 last = start
 
     def _position(self, step: ir.Step | None) -> int:
-        return next((i for i, other in enumerate(self._steps) if other is step), -1)
+        return -1 if step is None else self._place[id(step)]
 
     def _move(self, step: ir.Step, place: int) -> None:
         now = self._position(step)
         del self._steps[now]
         self._steps.insert(place - (now < place), step)
+        self._place = {id(other): at for at, other in enumerate(self._steps)}
 
     def _producers(self, step: ir.Step) -> list[ir.Step]:
         """The steps before `step` that write what it reads."""
-        earlier = self._steps[: self._position(step)]
-        return [other for other in earlier if self._writes[id(other)] & self._reads[id(step)]]
+        found = [w for root in self._reads[id(step)] for w in self._writers.get(root, ())]
+        return [other for other in found if self._position(other) < self._position(step)]
 
     def _first_use(self, start: ir.Step) -> int:
         """The position behind the first wait for a collective."""
-        for position, step in enumerate(self._steps):
-            if self._reads[id(step)] & self._writes[id(start)]:
-                return position + 1
-        return self._position(start) + 1
+        users = [u for root in self._writes[id(start)] for u in self._readers.get(root, ())]
+        return min(map(self._position, users), default=self._position(start)) + 1
 
-    def _sink(self, wait: ir.Extern) -> None:
-        """Move a wait to the first step that takes its result, or writes what was sent."""
-        held = set(self._reads[id(wait)])
-        for producer in self._producers(wait):
-            held |= self._reads[id(producer)]
-        begin = self._position(wait)
-        for position in range(begin + 1, len(self._steps)):
-            other = id(self._steps[position])
-            if self._reads[other] & self._writes[id(wait)] or self._writes[other] & held:
-                self._move(wait, position)
-                return
-        self._move(wait, len(self._steps))
+    def _sink(self, waits: list[ir.Extern]) -> None:
+        """Move waits to the first step that takes their result, or writes what was sent."""
+        moved: dict[int, list[ir.Step]] = {}
+        for wait in waits:
+            held = set(self._reads[id(wait)])
+            for producer in self._producers(wait):
+                held |= self._reads[id(producer)]
+            users = [u for r in self._writes[id(wait)] for u in self._readers.get(r, ())]
+            users += [w for root in held for w in self._writers.get(root, ())]
+            later = [p for p in map(self._position, users) if p > self._position(wait)]
+            moved.setdefault(min(later, default=len(self._steps)), []).append(wait)
+        sunk = set(map(id, waits))
+        order: list[ir.Step] = []
+        for place, step in enumerate(self._steps):
+            order += moved.get(place, ())
+            order += [] if id(step) in sunk else [step]
+        self._steps[:] = order + moved.get(len(self._steps), [])
+        self._place = {id(step): place for place, step in enumerate(self._steps)}
 
     def _preparation(self, start: ir.Step) -> list[ir.Step] | None:
         """The steps, in order, that make what `start` sends out of inputs; None for others."""
-        found: list[ir.Step] = []
+        found: dict[int, ir.Step] = {}
         pending = [start]
         while pending:
             for step in self._producers(pending.pop()):
                 if isinstance(step, ir.Extern) or self._writes[id(step)] & self._kept:
                     return None
-                if step not in found:
-                    found.append(step)
+                if id(step) not in found:
+                    found[id(step)] = step
                     pending.append(step)
-        return sorted(found, key=self._position)
+        return sorted(found.values(), key=self._position)
+
+
+def _by_root(steps: list[ir.Step], names: dict[int, frozenset[str]]) -> dict[str, list[ir.Step]]:
+    found: dict[str, list[ir.Step]] = {}
+    for step in steps:
+        for name in names[id(step)]:
+            found.setdefault(name, []).append(step)
+    return found
 
 
 def _roots(names: Iterable[str], roots: dict[str, str]) -> frozenset[str]:
