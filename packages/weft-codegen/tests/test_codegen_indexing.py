@@ -109,6 +109,28 @@ def test_cross_entropy_backward_is_one_sweep(scale):
     assert _calls(program) == []
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", [(5, 4), (3, 4, 2, 3), (4,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_nan_reaches_no_gradient_beside_its_target(reduction, shape, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+    target = torch.randint(0, 4, (*shape[:1], *shape[2:]) if len(shape) > 1 else ())
+    if target.dim():
+        target.view(-1)[-1] = -100
+    weight = torch.tensor([1.0, 0.5, torch.nan, 2.0]).to(dtype)
+    kind = {"none": 0, "mean": 1, "sum": 2}[reduction]
+    name = "nll_loss2d_backward" if len(shape) == 4 else "nll_loss_backward"
+    rule = getattr(torch.ops.aten, name)
+    grad = torch.randn(target.shape if kind == 0 else ()).to(dtype)
+    total = torch.tensor(7.0).to(dtype)
+    for factors in (None, weight):
+        for scale in (1.0, torch.nan):
+            args = [grad * scale, x, target, factors, kind, -100, total]
+            found = make_fx(rule, decomposition_table=decompositions())(*args)(*args)
+            torch.testing.assert_close(found, rule(*args), equal_nan=True)
+
+
 def test_known_positions_need_no_check():
     program = check(lambda w: F.embedding(torch.arange(4), w) + 1, W, native=True)
     assert not any(isinstance(step, Extern) for step in program.steps)

@@ -63,6 +63,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
         table[getattr(aten, name).correction] = functools.partial(_variance, name)
     table[aten.take.default] = _take
     table[aten.bucketize.Tensor] = _bucketize
+    for name in ("nll_loss_backward", "nll_loss2d_backward"):
+        table[getattr(aten, name).default] = _nll_loss_backward
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
@@ -82,6 +84,23 @@ def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool 
     below = ~(boundaries > value if right else boundaries >= value)  # all of them, for NaN
     found = below.sum(-1, dtype=torch.int32).contiguous()
     return found if out_int32 else found.long()
+
+
+def _nll_loss_backward(
+    grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
+) -> Any:
+    """The gradient where each target is, zero elsewhere: torch's is a product, NaN for NaN."""
+    channel = min(x.dim() - 1, 1)
+    target = (target[0] if x.dim() == 1 and target.dim() else target).unsqueeze(channel)
+    used = target != ignored
+    place = torch.where(used, target, 0)
+    value = -(grad / total if reduction == 1 else grad)
+    if x.dim() > value.dim() > 0:
+        value = value.unsqueeze(channel)
+    if weight is not None:
+        value = value * weight[place]
+    value = torch.where(used, value, 0).to(x.dtype).expand(target.shape)
+    return torch.zeros_like(x).scatter(channel, place, value)
 
 
 def _variance(name: str, x: Any, *rest: Any, **options: Any) -> Any:
