@@ -189,3 +189,15 @@ def test_operands_that_are_converted_decide_the_layout():
     found, wanted = weft.compile(norm)(x), norm(x)
     torch.testing.assert_close(found, wanted)
     assert found.stride() == wanted.stride()
+
+
+def test_quotients_of_symbolic_sizes_have_eagers_strides():
+    def quotient(x):
+        return x.contiguous() // (x.abs() + 1)
+
+    compiled = weft.compile(quotient, dynamic=True)
+    for size in (5, 7):
+        x = torch.randn(size, 6, size, dtype=torch.float16).permute(2, 1, 0)
+        found, wanted = compiled(x), quotient(x)
+        torch.testing.assert_close(found, wanted)
+        assert found.stride() == wanted.stride()

@@ -137,9 +137,10 @@ def _allowed(weft, exact, known):
     errors = [_error(rounded.double(), right.double()) for rounded, right in known]
     errors += [_error(right.double(), exact) for _, right in known[1:]]
     scale = torch.where(exact.isfinite(), exact.abs(), 0.0).clamp(max=limits.max)
-    # Without more digits than float64's, what cancels to nothing leaves a rounding of the inputs.
-    least = 1e-13 if limits.eps < 1e-15 else limits.tiny
-    worst = torch.stack(errors).max() * FACTOR + 16 * limits.eps * scale.max() + least
+    # Nothing has more digits than float64: eager's errors in it are not known, and what cancels to
+    # nothing leaves a rounding of the inputs.
+    digits, least = (4096, 1e-13) if limits.eps < 1e-15 else (16, limits.tiny)
+    worst = torch.stack(errors).max() * FACTOR + digits * limits.eps * scale.max() + least
     beyond = exact.abs() > limits.max * 0.99
     exact = torch.where(beyond, exact.sign() * torch.inf, exact)
     same = (weft == exact) | (weft.isnan() & exact.isnan())

@@ -333,6 +333,11 @@ def test_gradients_of_mean_losses_of_no_elements(name):
     assert_close(compile_graph(graph, [x])(x), gradient(x))
 
 
+def test_the_gradient_of_logit_takes_no_sign_of_zero():
+    x = torch.tensor([-0.0, 0.0, 1.0, 0.3, -1.0])
+    check(lambda x: torch.ops.aten.logit_backward(torch.ones_like(x), x), x, native=True)
+
+
 def test_loops_that_run_zero_times_load_nothing_before_them():
     """A value that does not change in a loop over no elements may read a buffer without any."""
 

@@ -21,7 +21,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     """Strides of a pointwise result, as a real kernel chooses them; None for others.
 
     torch's references widen or broadcast operands first, and what they make of these decides the
-    layout. Where sizes are symbolic only 16-bit operands are looked at, of which one is expanded.
+    layout. Where sizes are symbolic only 16-bit operands are looked at, of which one is expanded or
+    which are divided.
     """
     if func not in _POINTWISE:
         schema = func._schema
@@ -45,7 +46,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     else:
         narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
         expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())
-        chosen = len(tensors) > 1 and expanded and narrow
+        mixed = func in _DIVISIONS and not all(t.is_contiguous() for t in tensors)
+        chosen = len(tensors) > 1 and narrow and (expanded or mixed)
     if not chosen:
         return None
     whole = [_cast(t, result, func).expand(result.shape) for t in tensors]
@@ -61,6 +63,7 @@ def _cast(tensor: torch.Tensor, result: torch.Tensor, func: Any) -> torch.Tensor
 
 
 _POINTWISE: dict[Any, bool] = {}
+_DIVISIONS = (_aten.floor_divide.default, _aten.div.Tensor_mode)
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from weft_core.symnodes import equal_sizes
 
 aten = torch.ops.aten
 
 
-def unusual_results(func: OpOverload, args: Any, kwargs: Any) -> Any:
+def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments, and those in lists of them."""
+    given = (*args, *kwargs.values())
+    flat = (one for arg in given for one in (arg if isinstance(arg, list | tuple) else (arg,)))
+    return [one for one in flat if isinstance(one, torch.Tensor)]
+
+
+def unusual_results(func: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
     """What an operator makes of fake tensors of which not all are in row-major order; or None."""
-    tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
     if func.is_view or func._schema.is_mutable or all(map(_is_row_major, tensors)):
         return None
     with contextlib.suppress(NotImplementedError):  # it has a decomposition alone
@@ -36,14 +42,19 @@ def restride_as(made: Any, wanted: Any) -> Any:
     return aten.copy.default(whole, made)
 
 
-def unshare(func: OpOverload, made: Any, args: Any, kwargs: Any) -> Any:
+def unshare(func: OpOverload, made: Any, tensors: list[torch.Tensor]) -> Any:
     """Copy results of a decomposition that are arguments, unless the operator's schema says so."""
     if func is aten._unsafe_view.default or any(one.alias_info for one in func._schema.returns):
         return made
-    memory = {*map(_memory, pytree.tree_leaves((args, kwargs)))} - {None}
-    return pytree.tree_map(
-        lambda leaf: aten.clone.default(leaf) if _memory(leaf) in memory else leaf, made
-    )
+    memory = {*map(_memory, tensors)} - {None}
+    if isinstance(made, list | tuple):
+        copies = [_unshared(one, memory) for one in made]
+        return copies if isinstance(made, list) else tuple(copies)
+    return _unshared(made, memory)
+
+
+def _unshared(made: Any, memory: set[Any]) -> Any:
+    return aten.clone.default(made) if _memory(made) in memory else made
 
 
 def _memory(leaf: Any) -> Any:

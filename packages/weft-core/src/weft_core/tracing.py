@@ -25,7 +25,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft_core._layouts import restride_as, unshare, unusual_results
+from weft_core._layouts import restride_as, tensors_of, unshare, unusual_results
 from weft_core.adapters import AdapterMode
 from weft_core.collectives import REGATHER
 from weft_core.errors import Unsupported
@@ -215,10 +215,11 @@ class AtenRecorder(TorchDispatchMode):
         return self._record_in_place if _writes_itself(func) else None
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
-        known = unusual_results(func, args, kwargs)
+        tensors = tensors_of(args, kwargs)
+        known = unusual_results(func, args, kwargs, tensors)
         with self:
             out = restride_as(self._decompositions[func](*args, **kwargs), known)
-            out = unshare(func, out, args, kwargs)
+            out = unshare(func, out, tensors)
         return self._record(func, args, kwargs) if out is NotImplemented else out
 
     def _decompose_composite(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -65,6 +65,10 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[aten.bucketize.Tensor] = _bucketize
     for name in ("nll_loss_backward", "nll_loss2d_backward"):
         table[getattr(aten, name).default] = _nll_loss_backward
+    logit = aten.logit_backward.default
+    rule = table[logit]
+    # Of -0.0, it is that of 0.0.
+    table[logit] = lambda grad, x, eps=None: rule(grad, x + 0.0, eps)
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
