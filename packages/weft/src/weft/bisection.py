@@ -184,7 +184,7 @@ def _bare() -> Iterator[None]:
     with config.patch(
         verify_ir=True, measure=False, compiled_autograd=False, on_compile_error="raise",
         raise_internal_errors=True, caching_precompile=False, overrides="",
-    ):  # fmt: skip
+    ), torch.random.fork_rng(range(torch.cuda.device_count())):  # fmt: skip
         yield
 
 
@@ -224,7 +224,8 @@ class _Program:
     def _copies(self, wide: bool) -> tuple[Any, Any, Any, Any]:
         """Copies of the function, the modules and lists that it reaches, and its arguments."""
         function = original_of(self.function)
-        function = getattr(function, "__wrapped__", function)
+        if hasattr(function, "_weft_capture"):
+            function = function.__wrapped__
         owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
         plain = getattr(function, "__func__", function)
         state = {"self": owner} if owner is not None else {}

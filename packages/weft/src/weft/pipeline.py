@@ -14,6 +14,7 @@ later call only step 6 runs: the frame hook asks the cache for code whose check 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -194,3 +195,9 @@ def aot_autograd(
         )
 
     return backend
+
+
+if _trace := os.environ.get("WEFT_TRACE"):  # the first compilation has begun
+    from weft import program_trace
+
+    program_trace.start(_trace)

@@ -334,9 +334,7 @@ def _check_exc_match(self: State, walk: Walk, instr: Instr) -> None:
 
 
 def _before_with(self: State, walk: Walk, instr: Instr) -> None:
-    special, enter = self.names.of(instr.opname), self.fresh("enter")
-    if special is None:
-        raise NotExpressible(instr.opname)
+    special, enter = self.name(self.names.special_method), self.fresh("enter")
     kind = "a" if "ASYNC" in instr.opname else ""
     self.spill(walk)
     manager = self.pop(walk)
@@ -345,10 +343,6 @@ def _before_with(self: State, walk: Walk, instr: Instr) -> None:
     walk.stack += call_pair(methods[1], None) if PY314 else (methods[1],)
     self.spill(walk)
     walk.stack.append(call(load(enter)))
-
-
-def _no_rule(self: State, walk: Walk, instr: Instr) -> None:
-    raise NotExpressible(instr.opname)
 
 
 def _end_send(self: State, walk: Walk, instr: Instr) -> None:

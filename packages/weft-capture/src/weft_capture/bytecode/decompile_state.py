@@ -27,7 +27,12 @@ def call(function: ast.expr, *args: Any) -> ast.Call:
 
 
 class Names(Protocol):
-    """What a text calls objects; it refers to them as globals."""
+    """What a text calls objects; it refers to them as globals.
+
+    `special_method(manager, name)` looks a method up as `with` does.
+    """
+
+    special_method: object
 
     def of(self, value: object, /) -> str | None:
         """The name of an object; None for one that stands in the text as a literal."""

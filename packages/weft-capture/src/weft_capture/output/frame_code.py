@@ -70,6 +70,8 @@ class Continuation:
 class FrameNames:
     """The names of objects in the texts of some frames; each name stays with its object."""
 
+    special_method: object = staticmethod(special_method)
+
     def __init__(self) -> None:
         self.objects: dict[str, object] = {}
         self.functions: dict[str, CodeType] = {}
@@ -79,9 +81,7 @@ class FrameNames:
 
     def of(self, value: object) -> str | None:
         """The name of an object; None for a literal."""
-        if value in ("BEFORE_WITH", "BEFORE_ASYNC_WITH") and type(value) is str:
-            value = special_method
-        elif _is_literal(value):
+        if _is_literal(value):
             return None
         known = self._names.get(id(value))
         return known or self._new(value, self._base_of(value), self.objects)
