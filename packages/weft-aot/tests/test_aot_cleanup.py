@@ -69,6 +69,16 @@ def test_a_part_of_one_result_does_not_share_memory_with_an_equal_one():
     assert whole.tolist() == [2.0] * 4
 
 
+def test_equal_results_of_equal_operators_with_several_are_two_tensors():
+    def fn(x):
+        return x.cummin(0).indices, x.cummin(0).indices, x.sort().values, x.sort().values.t()
+
+    x = torch.randn(3, 3)
+    results = aot_compile(function_graph(fn, 1), [x], fw_compiler=Graphs())(x)
+    torch.testing.assert_close(tuple(results), fn(x))
+    assert len({one.untyped_storage()._cdata for one in results}) == 4
+
+
 def test_equal_reshapes_that_copy_do_not_share_memory():
     def f(x):
         return x.t().contiguous(), x.t().reshape(-1), x.t().reshape(-1).view(3, 2)

@@ -7,6 +7,7 @@ of (`escaping`) are therefore never replaced.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,6 +77,8 @@ def _memory_of(node: fx.Node) -> Iterator[fx.Node]:
     """`node` and what it shares memory with, on to where that is made."""
     for one in view_chain(node):
         yield one
+        if one.target is operator.getitem:  # a result of several
+            yield one.args[0]  # type: ignore[misc]
         if one.target is aten._unsafe_view.default:  # of a copy, which a reshape made
             yield from _memory_of(one.args[0])  # type: ignore[arg-type]
 
