@@ -151,7 +151,7 @@ def _source_of_group(state: Any, source: Source, index: int) -> Source:
 
 
 def _is_plain(state: Any) -> bool:
-    """Say whether the hooks of a state do nothing but what the graph does, in this call."""
+    """Say whether the hooks of a state do in this call nothing but what the graph does."""
     resting = state._training_state.name == "IDLE" and len(state._modules) == 1
     return resting and all(map(_is_plain_group, _groups(state)))
 
@@ -165,16 +165,20 @@ def _is_plain_group(group: Any) -> bool:
         and after in (None, group.mesh_info)
         and type(group.offload_policy).__name__ == "OffloadPolicy"
         and all(type(getattr(group, c, None)).__name__.startswith(_PLAIN) for c in _COMMS)
-        and all(map(_is_plain_parameter, group.fsdp_params))
+        and not any(map(_has_unreduced_gradient, group.fsdp_params))
     )
 
 
-def _is_plain_parameter(parameter: Any) -> bool:
+def _has_unreduced_gradient(parameter: Any) -> bool:
     whole = getattr(parameter, "_unsharded_param", None)
+    unreduced = parameter.unsharded_accumulated_grad is not None
+    return unreduced or (whole is not None and whole.grad is not None)
+
+
+def _is_supported(parameter: Any) -> bool:
+    """Say whether the graph can gather a parameter; that never changes."""
     return (
-        parameter.unsharded_accumulated_grad is None
-        and (whole is None or whole.grad is None)
-        and not parameter.is_dtensor
+        not parameter.is_dtensor
         and parameter.fsdp_placement.dim == 0
         and torch.float16 not in (parameter.reduce_dtype, parameter.param_dtype)
         and not hasattr(parameter._sharded_local_tensor, "fsdp_pre_all_gather")
@@ -206,7 +210,8 @@ def _pre_forward(tx: Tracer, state: Any, module: Value, args: Value, kwargs: Val
     tx.guard_identity(state.source, real)
     plain = _is_plain(real)
     tx.guard(CallSource(_is_plain, (state.source,)), "CONST", plain)
-    if not plain:
+    parameters = [p for group in _groups(real) for p in group.fsdp_params]
+    if not plain or not all(map(_is_supported, parameters)):
         raise Break("fully-shard", "settings or a state that only the hooks know")
     policy = real._mp_policy
     if policy.cast_forward_inputs and policy.param_dtype:
