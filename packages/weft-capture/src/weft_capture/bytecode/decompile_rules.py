@@ -127,11 +127,21 @@ def _const_key_map(self: State, walk: Walk, instr: Instr) -> None:
     walk.stack.append(ast.Dict(list(keys.elts), values))
 
 
-def _format(self: State, walk: Walk, instr: Instr) -> None:
-    value, *spec = self.pops(walk, 1 + bool(instr.arg & 4))
+def _convert(self: State, walk: Walk, instr: Instr) -> None:
     convert = (None, str, repr, ascii)[instr.arg & 3]
-    shown = value if convert is None else self.named(convert, value)
-    walk.stack.append(self.named(format, shown, *spec))
+    if convert is not None:
+        walk.stack.append(self.named(convert, self.pop(walk)))
+
+
+def _format(self: State, walk: Walk, instr: Instr) -> None:
+    spec = self.pops(walk, bool(instr.arg & 4))
+    _convert(self, walk, instr)
+    walk.stack.append(self.named(format, self.pop(walk), *spec))
+
+
+def _join(values: list[ast.expr]) -> ast.expr:
+    empty = ast.Attribute(ast.Constant(""), "join", ast.Load())
+    return call(empty, ast.Tuple(values, ast.Load()))
 
 
 def _unpack(self: State, walk: Walk, instr: Instr) -> None:
@@ -385,7 +395,8 @@ RULES: dict[str, Rule] = {
     "BUILD_SLICE": lambda self, walk, instr: walk.stack.append(
         self.named(slice, *self.pops(walk, instr.arg))
     ),
-    "BUILD_STRING": _builds(lambda values: ast.JoinedStr([_field(value) for value in values])),
+    "BUILD_STRING": _builds(_join),
+    "CONVERT_VALUE": _convert,
     "LIST_TO_TUPLE": _calls(tuple),
     "GET_ITER": _calls(iter),
     "FORMAT_VALUE": _format,
@@ -411,8 +422,4 @@ RULES: dict[str, Rule] = {
     "YIELD_VALUE": _takes(1, ast.Yield),
     "END_SEND": _end_send,
 }
-"""How each instruction is written."""
-
-
-def _field(value: ast.expr) -> ast.expr:
-    return value if isinstance(value, ast.Constant) else ast.FormattedValue(value, -1)
+"""How each instruction of the vocabulary is written; one without a row is not expressible."""
