@@ -89,6 +89,16 @@ def test_what_is_sent_is_not_written_before_the_wait():
     assert waits[0] < max(writes)
 
 
+def test_a_reduction_starts_as_soon_as_its_input_is_there():
+    def step(x, y):
+        sent = x @ x
+        other = y @ y
+        return other @ y, ops.wait_tensor(ops.all_reduce(sent, "sum", "0"))
+
+    found = order(program_of(step, torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)))
+    assert found == ["mm", "all_reduce", "mm", "mm", "wait_tensor"]
+
+
 def test_memory_that_a_collective_may_read_later_is_not_used_again():
     def backward(x):
         return ops.wait_tensor(ops.all_reduce(x.sin(), "sum", "0")), (x.cos() @ x).exp() @ x

@@ -47,6 +47,9 @@ class _Mover:
         for start in calls:
             if not is_collective(start.op) or is_wait(start.op):
                 continue
+            if start.mutates:  # what it writes was read before
+                last = start
+                continue
             before = self._preparation(start) if "all_gather" in str(start.op) else None
             if before is None:
                 sources = map(self._position, self._producers(start))
