@@ -191,13 +191,19 @@ def test_operands_that_are_converted_decide_the_layout():
     assert found.stride() == wanted.stride()
 
 
-def test_quotients_of_symbolic_sizes_have_eagers_strides():
-    def quotient(x):
-        return x.contiguous() // (x.abs() + 1)
-
-    compiled = weft.compile(quotient, dynamic=True)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, i: x.contiguous() // (x.abs() + 1),
+        lambda x, i: x[i],
+        lambda x, i: x.contiguous()[:, i],
+    ],
+)
+def test_results_of_permuted_operands_of_symbolic_sizes_have_eagers_strides(program):
+    compiled = weft.compile(program, dynamic=True)
     for size in (5, 7):
         x = torch.randn(size, 6, size, dtype=torch.float16).permute(2, 1, 0)
-        found, wanted = compiled(x), quotient(x)
+        index = torch.randint(0, 5, (size, 4)).t()
+        found, wanted = compiled(x, index), program(x, index)
         torch.testing.assert_close(found, wanted)
         assert found.stride() == wanted.stride()
