@@ -267,6 +267,8 @@ def hold(tensor: torch.Tensor) -> torch.Tensor:
     replay = getattr(getattr(tensor.grad_fn, "_forward_cls", None), "weft_replay", None)
     if replay is not None and tensor._version == 0 and replay.recomputes(tensor.output_nr):
         return tensor
+    if torch._C._are_functorch_transforms_active():  # which take no such function
+        return tensor
     held: torch.Tensor = Held.apply(tensor)  # type: ignore[no-untyped-call]
     return held
 
