@@ -298,7 +298,7 @@ function graphPane(frame, data, linked) {
     const count = guards.reduce((sum, entry) => sum + entry.length, 0);
     entries.push([`guards (${count})`, () => openGuards(guards, fresh(), linked)]);
   }
-  if (data.code) entries.push(["rewritten code", () => fresh().append(h("pre", { class: "code" }, data.code))]);
+  if (data.code) entries.push(["rewritten code", () => fresh().append(h("pre", { class: "code", style: "margin: 0; padding: 6px 14px" }, data.code))]);
   if ((data.recompiles || []).length) entries.push([`recompiles (${data.recompiles.length})`, () => openRecompiles(frame, data, fresh())]);
   const stages = h("div", { class: "pills" }), views = h("div", { class: "pills" });
   const choice = h("select", { onchange: () => { stages.replaceChildren(); views.replaceChildren(); entries[choice.value][1](); } },
