@@ -349,3 +349,14 @@ def test_loops_that_run_zero_times_load_nothing_before_them():
     with settings.patch(check_bounds=True):
         compiled = compile_graph(graph, [x])
     assert_close(compiled(x), loss(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_is_compared_is_rounded_to_16_bits(dtype):
+    x, y = torch.randn(2, 7, 33).to(dtype)
+
+    def compared(x, y):
+        product = x * y
+        return product == product.amax(0), torch.where(product >= product.amax(1, True), x, y)
+
+    check(compared, x, y, native=True)

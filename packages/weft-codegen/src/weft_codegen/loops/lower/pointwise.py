@@ -34,18 +34,26 @@ Function = Callable[..., Expr]
 SUPPORTED = frozenset(DTYPES)
 
 
-def operand_at(operand: Any, idx: Indices, dtype: torch.dtype) -> Expr:
-    """A tensor's (broadcast) element or a scalar, converted to `dtype` and as computed with."""
+def operand_at(operand: Any, idx: Indices, dtype: torch.dtype, rounds: bool = False) -> Expr:
+    """A tensor's (broadcast) element or a scalar, converted to `dtype` and as computed with.
+
+    What is computed in the same loop is rounded to 16 bits only if it `rounds`.
+    """
     wide = compute_dtype(dtype)
     if not isinstance(operand, LazyTensor):
         return cast(number(operand, dtype), wide)
     value = broadcast_at(operand, idx)
-    rounds = dtype in NARROW and operand.dtype is not dtype
+    rounds = dtype in NARROW and (rounds or operand.dtype is not dtype)
     return cast(cast(value, dtype) if rounds else value, wide)
 
 
 def pointwise(
-    call: Call, function: Function, operands: tuple[Any, ...], dtype: Any, *exact: int
+    call: Call,
+    function: Function,
+    operands: tuple[Any, ...],
+    dtype: Any,
+    *exact: int,
+    rounds: bool = False,
 ) -> LazyTensor:
     """function over operands converted to `dtype`; the result is cast to the node's dtype.
 
@@ -64,8 +72,8 @@ def pointwise(
     wide = compute_dtype(call.fake.dtype)
 
     def element(idx: Indices) -> Expr:
-        values = (operand_at(o, idx, t) for o, t in zip(operands, dtypes, strict=True))
-        return cast(function(*values), wide)
+        pairs = zip(operands, dtypes, strict=True)
+        return cast(function(*(operand_at(o, idx, t, rounds) for o, t in pairs)), wide)
 
     return call.lazy(element)
 
@@ -174,7 +182,8 @@ def _table_row(row: Any, call: Call, *operands: Any, **keywords: Any) -> LazyTen
     function, promoted, floats = row
     dtype = operands_dtype(operands) if promoted else call.fake.dtype
     require(floats in (None, dtype.is_floating_point), f"{dtype} operands")
-    return pointwise(call, function, operands, dtype)
+    # An element is compared with the largest, say, which was rounded.
+    return pointwise(call, function, operands, dtype, rounds=row[0] in _OPERANDS.values())
 
 
 @lowers_each({"aten.add": "add", "aten.sub": "sub"})
