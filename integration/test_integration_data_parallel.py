@@ -1,16 +1,13 @@
 """Two gloo processes: DistributedDataParallel reduces buckets while a compiled backward runs."""
 
-import os
-import subprocess
 import sys
-import tempfile
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 import weft
+from processes import on_processes, run_file
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -93,8 +90,7 @@ def second_derivatives_are_refused():
         grad.sum().backward()
 
 
-def worker(rank, path):
-    dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
+def worker(rank):
     check({}, hooked=True)
     check({"find_unused_parameters": True}, hooked=False)
     check({"static_graph": True}, hooked=True)
@@ -104,16 +100,13 @@ def worker(rank, path):
     weft.counters.clear()
     train("inside", {}, "aot_eager")
     assert weft.counters["aot"]["gradient_buckets"] == 0
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
-def test_data_parallel_training_on_two_processes():
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
+@pytest.mark.parametrize("count", [2, 4])
+def test_data_parallel_training_on_processes(count):
+    run_file(__file__, str(count))
 
 
 if __name__ == "__main__":
-    mp.spawn(worker, (tempfile.mktemp(),), nprocs=2)
+    on_processes(worker, int(sys.argv[1]))

@@ -1,7 +1,6 @@
 """Two gloo processes: modules of `fully_shard` gather and reduce in the graph, not in hooks."""
 
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -11,9 +10,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 import weft
+from processes import on_processes, run_file
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -119,8 +118,7 @@ def count(calls, name):
     return sum(n for op, n in calls.items() if name in op)
 
 
-def worker(rank, path):
-    dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
+def worker(rank):
     # A graph that another process has compiled would not be counted.
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp()
     calls = check("blocks", backend="codegen", growth=1)
@@ -144,16 +142,13 @@ def worker(rank, path):
     assert count(calls, "all_gather_into_tensor_coalesced") == 2 * 2 + 2, calls
     check("a break inside", broken=True)
     check("gradients without a reduction", accumulate=True)
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
-def test_fully_sharded_modules_on_two_processes():
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
+@pytest.mark.parametrize("count", [2, 4])
+def test_fully_sharded_modules_on_processes(count):
+    run_file(__file__, str(count))
 
 
 if __name__ == "__main__":
-    mp.spawn(worker, (tempfile.mktemp(),), nprocs=2)
+    on_processes(worker, int(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Two gloo processes: ranks agree on guards, compare reports, share a cache, and save models."""
 
+import functools
 import os
-import subprocess
 import sys
 import tempfile
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 import weft
+from processes import on_processes, run_file
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -196,8 +196,7 @@ def tensor_parallel_graphs_are_generated(rank):
     assert weft.counters["codegen"]["kernels"] > 0, weft.counters["codegen"]
 
 
-def worker(rank, path, folder):
-    dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
+def worker(folder, rank):
     for check, arguments in (
         (guards_fail_on_all_ranks, ()),
         (a_cache_serves_all_ranks, (f"{folder}/cache",)),
@@ -209,17 +208,13 @@ def worker(rank, path, folder):
         weft.reset()
         weft.counters.clear()
         check(rank, *arguments)
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
 def test_ranks_work_together():
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_file(__file__)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
-        mp.spawn(worker, (tempfile.mktemp(), made), nprocs=2)
+        on_processes(functools.partial(worker, made))
