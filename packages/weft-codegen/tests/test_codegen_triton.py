@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from weft_codegen.kernels.build import Sources, build
 from weft_codegen.kernels.triton.emit import NoTritonForm, emit
 from weft_codegen.kernels.triton.gpu_host import GpuHostWriter
 from weft_codegen.kernels.triton.launch import compile_program
-from weft_codegen.loops.program import Buffer, Input
+from weft_codegen.loops.program import Buffer, Extern, Input
 
 HERE = Path(__file__).parent
 
@@ -184,3 +185,24 @@ def test_only_innermost_loops_are_unrolled() -> None:
     source = emit(kernel).source
     factors = [int(text) for text in re.findall(r"loop_unroll_factor=(\d+)", source)]
     assert factors and factors.count(1) == len(factors) - 1, source
+
+
+def test_writes_to_computed_places_on_a_gpu() -> None:
+    """Sums stay with the library, whose order does not vary; under deterministic rules all do."""
+
+    def externs(function: Callable[..., torch.Tensor]) -> list[str]:
+        with FakeTensorMode():
+            fakes = [torch.empty(9, 4, device="cuda"), torch.empty(3, 4, device="cuda")]
+            fakes.append(torch.empty(3, device="cuda", dtype=torch.int64))
+            graph = make_fx(lambda *args: [function(*args)])(*fakes)
+        steps = make_program(graph, fakes).steps
+        return [str(step.op) for step in steps if isinstance(step, Extern)]
+
+    copy, add = torch.ops.aten.index_copy, torch.ops.aten.index_add
+    assert externs(lambda x, v, i: copy(x, 0, i, v)) == ["aten._assert_async.msg"]
+    assert externs(lambda x, v, i: add(x, 0, i, v)) == ["aten.index_add.default"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert externs(lambda x, v, i: copy(x, 0, i, v)) == ["aten.index_copy.default"]
+    finally:
+        torch.use_deterministic_algorithms(False)
