@@ -207,3 +207,25 @@ def test_results_of_permuted_operands_of_symbolic_sizes_have_eagers_strides(prog
         found, wanted = compiled(x, index), program(x, index)
         torch.testing.assert_close(found, wanted)
         assert found.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: (x - x * y).amax(1),
+        lambda x, y: (x * y - x / 3).amax(1),
+        lambda x, y: torch.where(x * 3 * y + x > y / 3 - x, x * 2, y),
+        lambda x, y: (x * y - x / 3).max(0).values,
+        lambda x, y: ((x / 3 - y) * x).argmax(1),
+        lambda x, y: (x * y - x / 3).cummax(1).indices,
+    ],
+)
+def test_what_is_compared_is_rounded_in_the_forward_and_the_backward(program, dtype):
+    torch.manual_seed(0)
+    x, y = (torch.randn(6, 400).to(dtype).requires_grad_() for _ in range(2))
+    found, wanted = weft.compile(program)(x, y), program(x, y)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    if wanted.is_floating_point():
+        grads = [torch.autograd.grad(r.sum(), x)[0] for r in (found, wanted)]
+        torch.testing.assert_close(*grads, rtol=0.02, atol=0.02)

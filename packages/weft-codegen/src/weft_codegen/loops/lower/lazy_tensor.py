@@ -8,7 +8,9 @@ views only wrap such functions, so whole chains collapse into one expression; `L
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -16,6 +18,7 @@ from weft_codegen.loops.expr import Expr, cast, compute_dtype, load
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis, least
 from weft_codegen.loops.program import CPU, Buffer
 
+_rounds: ContextVar[bool] = ContextVar("rounds", default=False)
 Indices = Sequence[IndexExpr]
 Element = Callable[[Indices], Expr]
 
@@ -39,7 +42,7 @@ class LazyTensor:
     uses: int = 1
     origins: tuple[str, ...] = ()
     device: torch.device = CPU
-    _seen: dict[tuple[IndexExpr, ...], Expr] = field(default_factory=dict)
+    _seen: dict[tuple[Any, ...], Expr] = field(default_factory=dict)
 
     @property
     def in_memory(self) -> bool:
@@ -53,12 +56,26 @@ class LazyTensor:
         root = self.root
         if root is not None and root.buffer is not None and root.buffer.strides == root.strides:
             return self._load(root.buffer, self.strides, self.offset, where)
-        key = tuple(where)
+        rounds = _rounds.get()
+        key = (rounds, *where)
         found = self._seen.get(key)
         if found is None:
             assert self.element is not None
-            found = self._seen[key] = self.element(key)
+            found = self.element(tuple(where))
+            if rounds:
+                found = cast(cast(found, self.dtype), found.dtype)
+            self._seen[key] = found
         return found
+
+    def rounded_at(self, where: Indices) -> Expr:
+        """The element as eager has it, for what compares elements: each operator's result is of its
+        dtype, where `at` rounds to 16 bits only what is stored. A forward and a backward that
+        makes a value again then agree whatever either of them stores."""
+        token = _rounds.set(True)
+        try:
+            return self.at(where)
+        finally:
+            _rounds.reset(token)
 
     def _load(self, buffer: Buffer, strides: Indices, offset: IndexExpr, where: Indices) -> Expr:
         position = offset + offset_of(where, strides)

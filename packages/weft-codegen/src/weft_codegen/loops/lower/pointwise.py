@@ -25,7 +25,7 @@ from weft_codegen.loops.expr import (
     where,
 )
 from weft_codegen.loops.index import ONE, IndexExpr
-from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor, broadcast_at
+from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor, broadcast_index
 from weft_codegen.loops.lower.lowering import Call, lowers, lowers_each, require
 from weft_codegen.loops.lower.shapes import NARROW, number
 from weft_codegen.loops.ops import DTYPES, OPS, floating
@@ -37,14 +37,15 @@ SUPPORTED = frozenset(DTYPES)
 def operand_at(operand: Any, idx: Indices, dtype: torch.dtype, rounds: bool = False) -> Expr:
     """A tensor's (broadcast) element or a scalar, converted to `dtype` and as computed with.
 
-    What is computed in the same loop is rounded to 16 bits only if it `rounds`.
+    What is computed in the same loop is rounded as in eager only if it `rounds`.
     """
     wide = compute_dtype(dtype)
     if not isinstance(operand, LazyTensor):
         return cast(number(operand, dtype), wide)
-    value = broadcast_at(operand, idx)
-    rounds = dtype in NARROW and (rounds or operand.dtype is not dtype)
-    return cast(cast(value, dtype) if rounds else value, wide)
+    at = operand.rounded_at if rounds else operand.at
+    value = at(broadcast_index(operand.shape, idx))
+    narrows = dtype in NARROW and operand.dtype is not dtype
+    return cast(cast(value, dtype) if narrows else value, wide)
 
 
 def pointwise(
@@ -182,7 +183,6 @@ def _table_row(row: Any, call: Call, *operands: Any, **keywords: Any) -> LazyTen
     function, promoted, floats = row
     dtype = operands_dtype(operands) if promoted else call.fake.dtype
     require(floats in (None, dtype.is_floating_point), f"{dtype} operands")
-    # An element is compared with the largest, say, which was rounded.
     return pointwise(call, function, operands, dtype, rounds=row[0] in _OPERANDS.values())
 
 

@@ -159,8 +159,10 @@ def _plain(
     through = torch.bool if op in ("any", "all") else inner
     op = _OF_TRUTH_VALUES.get(op, op) if inner is torch.bool else op
 
+    at = x.rounded_at if op in ("max", "min") else x.at
+
     def value(idx: list[IndexExpr]) -> tuple[Expr, ...]:
-        return (cast(cast(x.at(idx), through), inner),)
+        return (cast(cast(at(idx), through), inner),)
 
     return reduce(call, op, x, over, keepdim, value, call.fake.dtype)
 
@@ -185,7 +187,7 @@ def _arg(op: str, call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = Fa
 
     def value(idx: list[IndexExpr]) -> tuple[Expr, ...]:
         position = flatten([idx[k] for k in dims], [x.shape[k] for k in dims])
-        return cast(x.at(idx), inner), index_value(position)
+        return cast(x.rounded_at(idx), inner), index_value(position)
 
     return reduce(call, op, x, dims, keepdim, value, torch.int64)
 
@@ -269,7 +271,8 @@ def _scanned(call: Call, op: str, x: LazyTensor, dim: int, inner: torch.dtype) -
     dim = normalise_dim(dim, len(x.shape))
     require(x.shape[dim] is not ONE, "one element")
     dtype = compute_dtype(call.fake.dtype)
-    return call.graph.scanned(call, op, dim, lambda i: cast(x.at(i), dtype), inner)
+    at = x.rounded_at if op in ("max", "min") else x.at
+    return call.graph.scanned(call, op, dim, lambda i: cast(at(i), dtype), inner)
 
 
 @lowers_each({"aten.cumsum": "sum", "aten.cumprod": "prod", "aten.logcumsumexp": "logsumexp"})
@@ -288,7 +291,7 @@ def _extreme(op: str, call: Call, x: LazyTensor, dim: int) -> tuple[LazyTensor, 
     best = _scanned(values, op, x, dim, inner)
 
     def hit_position(idx: Indices) -> Expr:
-        value = cast(x.at(idx), inner)
+        value = cast(x.rounded_at(idx), inner)
         hit = apply("eq", value, cast(best.at(idx), inner))
         if inner.is_floating_point:
             hit |= apply("isnan", value)
