@@ -25,14 +25,17 @@ class _AsWarnings(logging.Handler):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test that is marked `sampled`, all cases but every tenth are slow."""
+    """Of a test that is marked `sampled`, all cases but every tenth are slow; of one that is marked
+    `every(n)`, all but every n-th are exhaustive."""
     cases = Counter()
     for item in items:
-        if item.get_closest_marker("sampled"):
-            name = item.nodeid.partition("[")[0]
-            if cases[name] % 10:
-                item.add_marker(pytest.mark.slow)
-            cases[name] += 1
+        name = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("sampled") and cases[name] % 10:
+            item.add_marker(pytest.mark.slow)
+        every = item.get_closest_marker("every")
+        if every and cases[name] % every.args[0]:
+            item.add_marker(pytest.mark.exhaustive)
+        cases[name] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -104,11 +104,22 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every test of every package, and the integration tests, in one environment."""
+    """Run the tests of every package, and the integration tests, in one environment."""
+    _all_tests(session, "not exhaustive")
+
+
+@nox.session
+def exhaustive(session: nox.Session) -> None:
+    """Run what `tests` leaves out: further cases of tests that take long."""
+    _all_tests(session, "exhaustive")
+
+
+def _all_tests(session: nox.Session, marked: str) -> None:
     _install_all(session)
     # Two processes of one thread each: with OpenMP's threads on top they would wait on each other.
     session.env["OMP_NUM_THREADS"] = "1"
-    _pytest(session, "packages", "integration", "-n", "2", "--dist", "worksteal", "-q")
+    workers = ("-n", "2", "--dist", "worksteal")
+    _pytest(session, "packages", "integration", "-m", marked, *workers, "-q")
 
 
 def _package_session(package: str) -> None:

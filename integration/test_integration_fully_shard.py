@@ -145,6 +145,7 @@ def worker(rank):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
+@pytest.mark.every(2)
 @pytest.mark.parametrize("count", [2, 4])
 def test_fully_sharded_modules_on_processes(count):
     run_file(__file__, str(count))

@@ -208,6 +208,7 @@ run(f, (torch.ones(2, 4),))
 """
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

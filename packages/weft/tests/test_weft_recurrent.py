@@ -28,6 +28,7 @@ def run(model, x, hidden=None):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_lstm_is_eagers(kind):
     torch.manual_seed(0)
