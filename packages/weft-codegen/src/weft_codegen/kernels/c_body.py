@@ -38,7 +38,7 @@ from weft_codegen.kernels.simd import (
 )
 from weft_codegen.kernels.transpose_tile import TransposeTile, match_transpose_tile
 from weft_codegen.loops.evaluate import substitute
-from weft_codegen.loops.expr import Apply, Cast, Local, index_of
+from weft_codegen.loops.expr import Cast, Local, index_of, is_product
 from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import (
@@ -176,7 +176,7 @@ class BodyWriter:
             self._extreme_position(stmt, targets, values)
             return
         dtype, value = stmt.targets[0].dtype, stmt.values[0]
-        fused = isinstance(value, Apply) and value.name == "product" and stmt.op == "sum"
+        fused = is_product(value) and stmt.op == "sum"
         if fused and dtype is torch.float32:
             factors = ", ".join(map(self._exprs.text, value.children))
             self._text.line(f"{targets[0]} = WEFT_FMA({factors}, {targets[0]});")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_codegen.loops.expr import Apply, Load, Local, index_value, walk
+from weft_codegen.loops.expr import Load, Local, index_value, is_product, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, ComputedIndex, IndexExpr, atoms
 from weft_codegen.loops.program import Body, Loop, Reduce, Set, Store, locals_read, stmt_exprs
 from weft_codegen.loops.steps import are_distinct, coefficient
@@ -127,8 +127,7 @@ def adds_rows(loop: Loop) -> bool:
     loads = [x.index for x in nodes if isinstance(x, Load) and depends_on(x.index, inner.axis)]
     if not all(walks(where, inner.axis) for where in loads):
         return False  # gcc 12 needs minutes for such rows
-    products = [x for x in nodes if isinstance(x, Apply) and x.name == "product"]
-    if products or any(x.dtype is torch.float16 for x in nodes):
+    if any(is_product(x) or x.dtype is torch.float16 for x in nodes):
         return False
     return len(nodes) <= _CHEAP and all(
         isinstance(stmt, Reduce)

@@ -304,6 +304,11 @@ def _of_indices(name: str, args: tuple[Expr, ...]) -> Expr | None:
     return constant(name == "ge", torch.bool) if ix.nonnegative(left - right) else None
 
 
+def is_product(value: Expr) -> bool:
+    """Whether an expression is a term of a matrix product."""
+    return isinstance(value, Apply) and value.name == "product"
+
+
 def index_of(arg: Expr) -> ix.IndexExpr | None:
     """The index expression that an integer expression is, or None."""
     if isinstance(arg, Index):

@@ -30,7 +30,7 @@ from weft_codegen.kernels.triton.triton_expr import (
 )
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.evaluate import evaluate
-from weft_codegen.loops.expr import Apply, Const, Expr, Local
+from weft_codegen.loops.expr import Const, Local, is_product
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.schedule.assemble import GPU_LANES, GPU_ROW, identity
@@ -184,7 +184,7 @@ class _Function(ValueWriter):
         points = product(axis.extent for axis in grid)
         if points.is_const and points.value >= BUSY:  # else a program has the more warps
             warps = min(warps, max(1, widest // LANES_OF_A_WARP))
-        if any(_is_product(value) for s in ir.statements(body) for value in ir.stmt_exprs(s)):
+        if any(is_product(value) for s in ir.statements(body) for value in ir.stmt_exprs(s)):
             warps = max(1, widest // PRODUCT_LANES)
         return Phase(self.title, points, 0, warps)
 
@@ -393,10 +393,6 @@ def _leaf(loop: ir.Loop) -> ir.Loop | None:
             return None
         loop = inner
     return loop
-
-
-def _is_product(value: Expr) -> bool:
-    return isinstance(value, Apply) and value.name == "product"
 
 
 def _tile_in(loop: ir.Loop) -> _Tile | None:

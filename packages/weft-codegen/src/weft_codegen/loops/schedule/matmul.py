@@ -36,6 +36,7 @@ from weft_codegen.loops.program import (
     expanded,
 )
 from weft_codegen.loops.schedule.align import new_axis
+from weft_codegen.loops.schedule.assemble import GPU_ROW
 
 _aten = torch.ops.aten
 _PREFERRED = (_aten.bmm.default,)
@@ -50,7 +51,7 @@ _MOST_MEASURED = 1 << 26
 # own: so many of them pay, for shorter sums and for those that fill the 64 lanes.
 _SUMS = ((64, 512), (0, 128))
 # Terms that one program of a GPU adds up in registers, and results that keep a GPU busy.
-_GPU_LENGTHS, _GPU_RESULTS = range(128, 16385), 512
+_GPU_LENGTHS, _GPU_RESULTS = range(128, GPU_ROW + 1), 512
 
 
 def small_products(lowered: Program, prefer: Prefer | None) -> Program:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from weft_codegen.loops.expr import Apply, load, where
+from weft_codegen.loops.expr import is_product, load, where
 from weft_codegen.loops.index import ZERO, Axis, as_axis, const, product
 from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
 from weft_codegen.loops.lower.masking import masked, within
@@ -120,4 +120,4 @@ def _cut_for_gpu(item: Compute, axes: tuple[Axis, ...], kept: int) -> tuple[Axis
 
 
 def _is_product(item: Compute) -> bool:
-    return any(isinstance(value, Apply) and value.name == "product" for value in item.values)
+    return any(map(is_product, item.values))
