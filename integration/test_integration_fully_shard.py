@@ -1,5 +1,6 @@
 """Two gloo processes: modules of `fully_shard` gather and reduce in the graph, not in hooks."""
 
+import operator
 import os
 import sys
 import tempfile
@@ -14,8 +15,10 @@ import torch.nn.functional as F
 import weft
 from processes import on_processes, run_file
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 from weft_capture.libraries import fully_shard as fully_sharded
 
@@ -26,7 +29,7 @@ class Block(nn.Module):
     def __init__(self, width=9, broken=False):
         super().__init__()
         self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.wide, self.narrow = nn.Linear(width, 15), nn.Linear(15, width)
+        self.wide, self.narrow = nn.Linear(width, 14), nn.Linear(14, width)
         self.broken = broken
 
     def forward(self, x):
@@ -55,60 +58,74 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def sharded(model, **options):
-    for block in model.blocks:
+def sharded(model, together=False, **options):
+    """Shard each block, or with `together` both in one call, and the rest."""
+    for block in [list(model.blocks)] if together else model.blocks:
         fully_shard(block, **options)
     if "mp_policy" in options:
         options["mp_policy"] = replace(options["mp_policy"], output_dtype=torch.float32)
     return fully_shard(model, **options)
 
 
-def whole(tensors):
-    return [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def train(model, run, accumulate=False, growth=0):
-    """Losses, parameters and the optimizer's state of two steps."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1, 0.9), []
+def train(model, run, parts=None, growth=0, scaled=False, ranks=1):
+    """Losses, gradients, parameters and the optimizer's state of two steps.
+
+    Of `parts`, each is one forward and backward of a step, and sets how the model reduces. So many
+    `ranks` have the same inputs.
+    """
+    optimizer, found = torch.optim.SGD(model.parameters(), 0.1, 0.9), []
+    scaler = torch.amp.GradScaler("cpu", 64.0, enabled=scaled)
     for step in range(2):
-        for part in range(1 + accumulate):
-            seed = 10 * step + 2 * part + dist.get_rank()
+        for part, prepare in enumerate(parts or [lambda model: None]):
+            seed = 10 * step + 2 * part + dist.get_rank() // ranks
             x = torch.randint(
                 11, (2 + growth * step, 5), generator=torch.Generator().manual_seed(seed)
             )
-            model.set_requires_gradient_sync(part == accumulate)
-            losses.append(F.cross_entropy(run(x).float().flatten(0, 1), x.flatten()))
-            losses[-1].backward()
-        optimizer.step()
+            prepare(model)
+            found.append(F.cross_entropy(run(x).float().flatten(0, 1), x.flatten()))
+            scaler.scale(found[-1]).backward()
+            found += [None if p.grad is None else whole(p.grad) for p in model.parameters()]
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
     with torch.no_grad():
-        losses.append(run(x))
+        found.append(run(x))
     model.reshard()  # eager keeps the root's parameters after a forward without a backward
     state = [s["momentum_buffer"] for s in optimizer.state.values()]
-    return losses, whole(model.parameters()), whole(state)
+    return found, [*map(whole, model.parameters())], [*map(whole, state)]
 
 
-def make(options, **settings):
+def make(options, parallel=None, **settings):
     torch.manual_seed(0)
-    return sharded(Model(**settings), **options)
+    model = Model(**settings)
+    if parallel is not None:
+        plan = {"wide": ColwiseParallel(), "narrow": RowwiseParallel()}
+        for block in model.blocks:
+            parallelize_module(block, parallel, plan)
+    return sharded(model, **options)
 
 
-def check(name, options=MappingProxyType({}), tolerance=1e-5, root=False, growth=0, **settings):
+def check(name, options=MappingProxyType({}), tolerance=1e-5, root=False, **settings):
     """Train as eager and compiled, and compare; returns how often each operator was called."""
-    accumulate, backend = settings.pop("accumulate", False), settings.pop("backend", "aot_eager")
-    breaks = accumulate or settings.get("broken", False)
+    backend = settings.pop("backend", "aot_eager")
+    training = {key: settings.pop(key) for key in ("parts", "growth", "scaled") if key in settings}
+    training["ranks"] = 2 if "parallel" in settings else 1
     model = make(options, **settings)
-    wanted = train(model, model, accumulate, growth)
+    wanted = train(model, model, **training)
     weft.reset()
     weft.counters.clear()
     model = make(options, **settings)
     function = (lambda x: model(x)) if root else model
-    found = train(model, weft.compile(function, backend=backend), accumulate, growth)
+    found = train(model, weft.compile(function, backend=backend), **training)
     torch.testing.assert_close(
         found, wanted, rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}"
     )
     reasons = weft.counters["graph_break"]
-    assert (sum(reasons.values()) > 0) == breaks, (name, reasons)
+    assert (sum(reasons.values()) > 0) == settings.get("broken", False), (name, reasons)
     assert torch._C._distributed_c10d._get_work_registry_size() == 0, name  # all were waited for
     assert all(isinstance(p, DTensor) for p in model.parameters()), name
     return weft.counters["extern"]
@@ -118,7 +135,17 @@ def count(calls, name):
     return sum(n for op, n in calls.items() if name in op)
 
 
-def worker(rank):
+def synchronised(*turns):
+    """Parts of a step: accumulate in all but the last turn."""
+    return [operator.methodcaller("set_requires_gradient_sync", turn) for turn in turns]
+
+
+MIXED = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+HALF = MixedPrecisionPolicy(torch.float16)
+ACCUMULATED = synchronised(False, True)
+
+
+def on_one_mesh(rank):
     # A graph that another process has compiled would not be counted.
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp()
     calls = check("blocks", backend="codegen", growth=1)
@@ -126,30 +153,67 @@ def worker(rank):
     # of inference gathers once.
     gathers, reductions = count(calls, "all_gather"), count(calls, "reduce_scatter")
     assert (gathers, reductions) == (2 * 2 * 2 + 2, 2 * 2), calls
-    check("with its root", root=True)
-    kept = check("kept after the forward", {"reshard_after_forward": False}, backend="codegen")
-    assert count(kept, "all_gather") == 2 * 2, kept
     check("checkpointed blocks", checkpointed=True)
-    mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    check("mixed precision", {"mp_policy": mixed}, tolerance=2e-2, backend="codegen")
-    check("mixed precision of the root", {"mp_policy": mixed}, tolerance=2e-2, root=True)
+    check("mixed precision", {"mp_policy": MIXED}, tolerance=2e-2, root=True)
     describe = fully_sharded._description
     listed = mock.patch.object(
-        fully_sharded, "_description", lambda group: replace(describe(group), flat=False)
+        fully_sharded, "_description", lambda *group: replace(describe(*group), flat=False)
     )
     with listed:  # as on a GPU: lists of tensors, of which a backward gathers what it needs
         calls = check("lists", backend="codegen")
     assert count(calls, "all_gather_into_tensor_coalesced") == 2 * 2 + 2, calls
     check("a break inside", broken=True)
-    check("gradients without a reduction", accumulate=True)
+    check("float16", {"mp_policy": HALF}, tolerance=2e-2, scaled=True)
+    check("accumulated", {"mp_policy": MIXED}, tolerance=2e-2, parts=ACCUMULATED)
+    check("several modules in a call", {"together": True}, parts=ACCUMULATED)
+
+
+def with_further_options(rank):
+    kept = check("kept after the forward", {"reshard_after_forward": False}, backend="codegen")
+    assert count(kept, "all_gather") == 2 * 2, kept
+    check("with its root", root=True)
+    check("mixed precision", {"mp_policy": MIXED}, tolerance=2e-2, backend="codegen")
+    check("parameters on the CPU", {"offload_policy": CPUOffloadPolicy(pin_memory=False)})
+    check(
+        "a part, then all",
+        parts=[operator.methodcaller("set_is_last_backward", False), *ACCUMULATED],
+    )
+    check("a factor", parts=[divided_by_three])
+    split = {"shard_placement_fn": lambda p: Shard(1 if p.shape == (9, 14) else 0)}
+    check("parameters split in the second dimension", split)
+
+
+def divided_by_three(model):
+    model.set_force_sum_reduction_for_comms(True)
+    model.set_gradient_divide_factor(3.0)
+
+
+def on_two_meshes(rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    check("replicas", {"mesh": mesh})
+    alone = operator.methodcaller("set_requires_all_reduce", False)
+    together = operator.methodcaller("set_requires_all_reduce", True)
+    check("replicas", {"mesh": mesh, "mp_policy": HALF}, 2e-2, parts=[alone, together])
+    options = {"mesh": mesh["outer"]}
+    check("tensor parallel", options, parallel=mesh["inner"])
+    check("tensor parallel", options, parallel=mesh["inner"], parts=ACCUMULATED)
+
+
+PROGRAMS = {
+    "one mesh": (2, on_one_mesh),
+    "two meshes": (4, on_two_meshes),
+    "further options": (2, with_further_options),
+    "one mesh of four": (4, on_one_mesh),
+}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
 @pytest.mark.every(2)
-@pytest.mark.parametrize("count", [2, 4])
-def test_fully_sharded_modules_on_processes(count):
-    run_file(__file__, str(count))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_fully_sharded_modules_on_processes(program):
+    run_file(__file__, program)
 
 
 if __name__ == "__main__":
-    on_processes(worker, int(sys.argv[1]))
+    number, body = PROGRAMS[sys.argv[1]]
+    on_processes(body, number)
