@@ -21,6 +21,7 @@ from weft_aot.config import settings
 from weft_aot.joint import first_occurrences, trace_joint
 from weft_aot.partition import partition
 from weft_aot.records import JointGraph, Partition
+from weft_aot.rewrites import rewrite
 from weft_aot.runtime import build_inference, build_training
 from weft_aot.subclass_flatten import FlatProgram, has_subclasses
 
@@ -59,7 +60,7 @@ def aot_compile(
     try:
         with events.span("aot.joint"):
             if flat is None:
-                joint = trace_joint(gm, fakes, decompositions, same_as=same_as)
+                joint = trace_joint(rewrite(gm, fakes), fakes, decompositions, same_as=same_as)
             else:
                 _, inputs = flat.flatten(inputs)
                 joint = flat.trace(lambda given: _trace_flat(flat, given, decompositions, inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from weft_core.settings import Settings
 
@@ -17,11 +18,14 @@ class AotSettings(Settings):
         recompute: let the backward compute cheap values again; without it all it needs is saved.
         optimize_ddp: hand gradients over in buckets, so that DistributedDataParallel reduces some
             while others are made.
+        chunk_cross_entropy: compute a linear layer and its cross entropy in chunks of rows, so that
+            the logits are never in memory all at once; `"auto"` where they are large.
     """
 
     lazy_backward: bool = False
     recompute: bool = True
     optimize_ddp: bool = True
+    chunk_cross_entropy: bool | Literal["auto"] = "auto"
 
 
 settings = AotSettings()

@@ -45,6 +45,8 @@ _TRANSPARENT = {
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
 }
+IN_FORWARD = "in_forward"
+"""Mark of a node that the forward computes, although only gradients depend on it."""
 ASSERT = aten._assert_scalar.default
 """The check of a condition on numbers that are known when the graph runs; has no result."""
 _SETTLED = (
@@ -79,6 +81,8 @@ class AtenRecorder(TorchDispatchMode):
         self._handlers: dict[Any, Callable[..., Any]] = {}
         self._sources: list[tuple[int, fx.Node]] = []
         self._source: fx.Node | None = None
+        self._end = 0  # of the forward, as a number of autograd's sequence
+        self._differentiated: fx.Node | None = None
         self._last_input: fx.Node | None = None
 
     @classmethod
@@ -95,8 +99,9 @@ class AtenRecorder(TorchDispatchMode):
     def enter_source(self, node: fx.Node | None) -> None:
         """Say that what is recorded from now on implements `node` of the traced module."""
         self._source = node
+        self._end = torch._C._autograd._get_sequence_nr()
         if node is not None:
-            self._sources.append((torch._C._autograd._get_sequence_nr(), node))
+            self._sources.append((self._end, node))
 
     def _provenance(self) -> tuple[fx.Node | None, bool]:
         running = torch._C._current_autograd_node()
@@ -105,14 +110,17 @@ class AtenRecorder(TorchDispatchMode):
         # Sequence numbers grow with the forward; the last source begun before it made this node.
         number = running._sequence_nr()
         place = bisect.bisect_right(self._sources, number, key=lambda entry: entry[0]) - 1
-        return (self._sources[place][1] if place >= 0 else None), True
+        if self._source is None and number >= self._end:  # a backward that differentiates itself
+            return self._differentiated, True
+        self._differentiated = self._sources[place][1] if place >= 0 else None
+        return self._differentiated, True
 
     def _new_node(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
         node = self.graph.call_function(func, args, kwargs)
         source, in_backward = self._provenance()
         if source is not None:
             node.meta["from_node"] = source.name
-            kept = ("stack_trace", "recompute", REGATHER)
+            kept = ("stack_trace", "recompute", IN_FORWARD, REGATHER)
             node.meta.update({name: source.meta[name] for name in kept if name in source.meta})
         if in_backward:
             node.meta["in_backward"] = True

@@ -22,6 +22,7 @@ are copied in any case cost nothing, so they are always cut.
 from __future__ import annotations
 
 from torch import fx
+from weft_core.tracing import IN_FORWARD
 
 from weft_aot.partition.classify import Classes
 from weft_aot.partition.maxflow import INFINITY, FlowNetwork
@@ -46,7 +47,10 @@ def choose_saved(classes: Classes, policy: Policy) -> list[fx.Node]:
         entry, leave = vertex[node], vertex[node] + 1
         cost = 0 if node in classes.copied else policy.cost(node)
         network.add_edge(entry, leave, INFINITY if cost is None else cost)
-        if node in inputs or (node in classes.forward and not policy.recomputable(node)):
+        once = IN_FORWARD in node.meta or (
+            node in classes.forward and not policy.recomputable(node)
+        )
+        if node in inputs or once:
             network.add_edge(_SOURCE, entry, INFINITY)
         if node in gradients:
             network.add_edge(leave, _SINK, INFINITY)
