@@ -27,11 +27,14 @@ class Model(nn.Module):
         x = self.embedding(x)
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + F.gelu(layer(norm(x)))
-        return F.cross_entropy(self.spare(x) if spare else x[..., :7], torch.arange(7) % 3)
+        return F.cross_entropy(self.spare(x) if spare else x[..., :7], torch.arange(len(x)) % 3)
 
 
 def train(place, options, backend, hooked=False):
-    """Gradients of four steps, and the buckets in the order in which they were reduced."""
+    """Gradients of four steps, and the buckets in the order in which they were reduced.
+
+    Without options sizes vary.
+    """
     torch.manual_seed(0)
     model = Model()
     varies = options.get("find_unused_parameters", False)
@@ -53,7 +56,7 @@ def train(place, options, backend, hooked=False):
             parameter.register_post_accumulate_grad_hook(lambda p: arrived.append(p.shape))
     for step in range(4):
         generator = torch.Generator().manual_seed(2 * step + dist.get_rank())
-        x = torch.randint(7, (7,), generator=generator)
+        x = torch.randint(7, (9 - (0 if options else step),), generator=generator)
         if step == 2:
             with parallel.no_sync():
                 run(x, varies).backward()

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 from weft_core.node_effects import drop_dead_nodes
-from weft_core.symnodes import SymbolTable, SymValue
+from weft_core.symnodes import SymbolTable
 
 from weft_aot.cleanup import same_shape
 from weft_aot.records import BackwardComponent, JointGraph, Partition
@@ -136,7 +136,7 @@ def without_tangents(part: BackwardComponent, places: Collection[int]) -> fx.Gra
         left = [term for term in node.all_input_nodes if term not in absent]
         if node.op == "placeholder":
             copies[node] = new.node_copy(node)
-            _bind(table, copies[node])
+            table.bind_value(node.meta.get("val"), copies[node])
         elif node.op == "output":
             new.output(map_arg(node.args[0], lambda one: None if one in absent else copies[one]))
         elif node not in absent and _is_sum(node) and len(left) == 1:
@@ -145,17 +145,9 @@ def without_tangents(part: BackwardComponent, places: Collection[int]) -> fx.Gra
             for term in absent.difference(copies).intersection(node.all_input_nodes):
                 copies[term] = _zeros(new, table, term)
             copies[node] = new.node_copy(node, copies.__getitem__)
-            _bind(table, copies[node])
+            table.bind_value(node.meta.get("val"), copies[node])
     drop_dead_nodes(new)
     return _LazyGraphModule(part.backward, new, "Backward")
-
-
-def _bind(table: SymbolTable, node: fx.Node) -> None:
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        table.bind_sizes(value, node)
-    elif isinstance(value, SymValue):
-        table.bind(value, node)
 
 
 def _zeros(graph: fx.Graph, table: SymbolTable, like: fx.Node) -> fx.Node:

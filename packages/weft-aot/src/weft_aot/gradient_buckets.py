@@ -15,13 +15,15 @@ forward adds to its values. The forward stays one graph.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from weft_core.errors import Unsupported
+from weft_core.symnodes import SymbolTable, SymValue
 
 from weft_aot.records import BackwardComponent, JointGraph
 from weft_aot.walk import is_view
@@ -32,7 +34,7 @@ _FIRST = 2**20
 
 def split_into_buckets(
     joint: JointGraph, part: BackwardComponent, capacity: int, count: int
-) -> tuple[list[BackwardComponent], Callable[[], list[torch.Tensor]]]:
+) -> tuple[list[BackwardComponent], Callable[[Sequence[Any]], list[torch.Tensor]]]:
     """The pieces of a backward, the last to run first, and what makes the links of a call.
 
     Args:
@@ -44,8 +46,11 @@ def split_into_buckets(
     cut = _Cut(joint, part, capacity)
     borders = [cut.border(piece) for piece in range(1, cut.count)]
     examples = [node.meta["val"] for border in borders for node in border]
-    if part.inner or len(cut.ends) < 2 or not all(map(_is_static, examples)):
-        return [part], list
+    if part.inner or len(cut.ends) < 2 or not all(map(_is_linkable, examples)):
+        return [part], no_links
+    sizes = _sizes(joint, examples)
+    if sizes is None:
+        return [part], no_links
     pieces = []
     for piece in range(cut.count):
         taken = borders[piece - 1] if piece else []
@@ -56,20 +61,48 @@ def split_into_buckets(
         own_links = tuple(range(middle, middle + len(passed)))
         pieces.append(replace(made, tangents=tangents, links=own_links))
         count = middle
-    layouts = [(tuple(e.shape), (0,) * e.dim(), e.dtype, e.device) for e in examples]
+    layouts = [((0,) * e.dim(), e.dtype, e.device) for e in examples]
 
-    def links() -> list[torch.Tensor]:
+    def links(args: Sequence[Any]) -> list[torch.Tensor]:
         return [
             torch.empty_strided(size, stride, dtype=dtype, device=device)
-            for size, stride, dtype, device in layouts
+            for size, (stride, dtype, device) in zip(sizes(*args), layouts, strict=True)
         ]
 
     return pieces[::-1], links
 
 
-def _is_static(value: Any) -> bool:
-    tensor = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return tensor and all(isinstance(size, int) for size in value.shape)
+def no_links(args: Sequence[Any]) -> list[torch.Tensor]:
+    """What makes the links of a backward in one piece."""
+    return []
+
+
+def _is_linkable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _sizes(joint: JointGraph, examples: list[torch.Tensor]) -> Callable[..., Any] | None:
+    """What makes the sizes of the links of a call's arguments; None where they are unknown."""
+    shapes = [tuple(example.shape) for example in examples]
+    if all(isinstance(size, int) for shape in shapes for size in shape):
+        return lambda *args: shapes
+    graph = fx.Graph()
+    table = SymbolTable(graph)
+    for node in joint.placeholders()[: joint.num_inputs]:
+        table.bind_value(node.meta.get("val"), graph.node_copy(node))
+    try:
+        graph.output([[_size(table, size) for size in shape] for shape in shapes])
+    except Unsupported:  # it depends on data
+        return None
+    return fx.GraphModule({}, graph).forward
+
+
+def _size(table: SymbolTable, size: Any) -> Any:
+    return table.node_of(size) if isinstance(size, SymValue) else size
+
+
+def _is_light(node: fx.Node) -> bool:
+    return is_view(node) or isinstance(node.meta.get("val"), SymValue)
 
 
 class _Cut:
@@ -116,12 +149,12 @@ class _Cut:
         return [node for node in earlier if node in used]
 
     def _sources(self, node: fx.Node) -> list[fx.Node]:
-        """What a node takes; views of other pieces are computed again."""
+        """What a node takes; views and sizes of other pieces are computed again."""
         found, piece = list[fx.Node](), self._piece_of(node)
         pending = list(node.all_input_nodes)
         while pending:
             source = pending.pop()
-            if source in self._place and self._piece[source] != piece and is_view(source):
+            if source in self._place and self._piece[source] != piece and _is_light(source):
                 pending += source.all_input_nodes
             else:
                 found.append(source)

@@ -23,7 +23,7 @@ from weft_aot import runtime_codegen
 from weft_aot.backward_components import split_backward, without_tangents
 from weft_aot.config import settings
 from weft_aot.double_backward import DoubleBackward
-from weft_aot.gradient_buckets import split_into_buckets
+from weft_aot.gradient_buckets import no_links, split_into_buckets
 from weft_aot.hook_order import skip_unreached_hooks
 from weft_aot.records import BackwardComponent, JointGraph, Partition
 
@@ -66,7 +66,7 @@ def build_training(
     """
     nodes: list[runtime_codegen.Node] = []
     parts = split_backward(joint, cut)
-    links: Callable[[], list[torch.Tensor]] = list
+    links = no_links
     if bucket_bytes and settings.optimize_ddp and len(parts) == 1:
         outputs: Any = cut.forward.graph.output_node().args[0]
         parts, links = split_into_buckets(joint, parts[0], bucket_bytes, len(outputs))

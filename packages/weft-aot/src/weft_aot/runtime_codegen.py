@@ -81,7 +81,7 @@ def make_training_call(
     joint: JointGraph,
     nodes: Sequence[Node],
     copied: Sequence[int],
-    links: Callable[[], list[torch.Tensor]] = list,
+    links: Callable[[Sequence[Any]], list[torch.Tensor]],
 ) -> Callable[..., Any]:
     """The callable of flat arguments: the first of `nodes` makes the forward values.
 
@@ -89,7 +89,7 @@ def make_training_call(
     `gradient_buckets`), and a dict of copies of the arguments `copied`, in which the first node
     leaves what the program has drawn.
     """
-    calls: list[tuple[Any, str]] = [(links, "values = {}()")]
+    calls: list[tuple[Any, str]] = [(links, "values = {}(args)")]
     if copied or generator_states(joint):
         copy = lambda args: {index: _copy(args[index]) for index in copied}  # noqa: E731
         calls.append((copy, "values.append({}(args))"))

@@ -88,6 +88,13 @@ class SymbolTable:
             if self._expr_of(size) not in self._known:
                 self._carriers.append((self._expr_of(size), node, dim, size))
 
+    def bind_value(self, value: Any, node: fx.Node) -> None:
+        """Record what `node` yields: a symbolic value, or a tensor with its sizes."""
+        if isinstance(value, torch.Tensor):
+            self.bind_sizes(value, node)
+        elif isinstance(value, SymValue):
+            self.bind(value, node)
+
     def node_of(self, value: SymValue) -> fx.Node | int | float | bool:
         """Return the node that yields `value`, or its Python constant when it has no symbol left.
 
