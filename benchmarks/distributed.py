@@ -6,19 +6,23 @@
 For each model, and for DistributedDataParallel and fully_shard (FSDP2), every system trains a model
 of its own from the same weights. The first steps show that the losses are equal; then all systems
 are timed in rounds, one after the other in each, and the quickest round of each counts. Memory is
-the most that a system's model, optimizer and step had allocated on this process's GPU.
+the most that a system's model, optimizer and step had allocated on this process's GPU; on a CPU it
+is what a step adds to the process.
 """
 
 import argparse
+import ctypes
+import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 import weft
+from gpu_models import Llama, Transformer
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -26,107 +30,17 @@ from torch.nn.parallel import DistributedDataParallel
 CHECKED = 3  # steps whose losses are compared
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model and of a process's batch."""
-
-    layers: int
-    width: int
-    heads: int
-    hidden: int
-    vocabulary: int
-    length: int
-    batch: int
-
-
-SHAPES = {
+# A model, the number of its tokens, and a process's batch.
+MODELS: dict[str, dict[str, tuple[Callable[[], nn.Module], int, tuple[int, int]]]] = {
     "cuda": {
-        "gpt2": Shape(12, 768, 12, 3072, 50304, 1024, 8),
-        "llama": Shape(16, 1024, 16, 2816, 32000, 1024, 8),
+        "gpt2": (lambda: Transformer(768, 12, 12, 50304, "gpt", 1024), 50304, (8, 1024)),
+        "llama": (lambda: Llama(1024, 16, 16, 2816, 32000), 32000, (8, 1024)),
     },
     "cpu": {
-        "gpt2": Shape(4, 128, 4, 512, 512, 64, 4),
-        "llama": Shape(4, 128, 4, 352, 512, 64, 4),
+        "gpt2": (lambda: Transformer(128, 4, 4, 512, "gpt", 64), 512, (4, 64)),
+        "llama": (lambda: Llama(128, 4, 4, 352, 512), 512, (4, 64)),
     },
 }
-
-
-class GPTBlock(nn.Module):
-    """GPT-2's: LayerNorm, attention and a perceptron with biases."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        width, hidden = shape.width, shape.hidden
-        self.heads = shape.heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.grow, self.shrink = nn.Linear(width, hidden), nn.Linear(hidden, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `(batch, length, width)` to the same shape."""
-        parts = self.qkv(self.norm1(x)).chunk(3, -1)
-        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(-2))
-        return x + self.shrink(F.gelu(self.grow(self.norm2(x)), approximate="tanh"))
-
-
-class LlamaBlock(nn.Module):
-    """Llama's: RMSNorm, rotary attention and a gated perceptron."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        width, hidden = shape.width, shape.hidden
-        self.heads = shape.heads
-        self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
-        self.down = nn.Linear(hidden, width, bias=False)
-        size = width // shape.heads
-        rates = 10000.0 ** (-torch.arange(0, size, 2) / size)
-        angles = torch.outer(torch.arange(shape.length), rates).repeat(1, 2)
-        self.register_buffer("cos", angles.cos())
-        self.register_buffer("sin", angles.sin())
-
-    def _rotated(self, x: torch.Tensor) -> torch.Tensor:
-        first, second = x.chunk(2, -1)
-        return x * self.cos.to(x.dtype) + torch.cat([-second, first], -1) * self.sin.to(x.dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `(batch, length, width)` to the same shape."""
-        parts = self.qkv(self.norm1(x)).chunk(3, -1)
-        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
-        y = F.scaled_dot_product_attention(self._rotated(q), self._rotated(k), v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(-2))
-        y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
-
-
-class LanguageModel(nn.Module):
-    """Embeddings, blocks, and the loss of the next token."""
-
-    def __init__(self, name: str, shape: Shape) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        gpt = name == "gpt2"
-        self.positions = nn.Parameter(torch.zeros(shape.length, shape.width)) if gpt else None
-        block = GPTBlock if gpt else LlamaBlock
-        self.blocks = nn.ModuleList(block(shape) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width) if gpt else nn.RMSNorm(shape.width, eps=1e-5)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross entropy of `targets`."""
-        x = self.tokens(tokens)
-        x = x if self.positions is None else x + self.positions
-        for block in self.blocks:
-            x = block(x)
-        logits = self.head(self.norm(x)).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def wrap_ddp(model: nn.Module, device: torch.device) -> nn.Module:
@@ -156,22 +70,20 @@ class Trainer:
     """One system with a model and an optimizer of its own."""
 
     def __init__(self, system: str, wrapper: str, name: str, device: torch.device) -> None:
-        self.shape, self.device = SHAPES[device.type][name], device
+        make, tokens, self.size = MODELS[device.type][name]
+        self.device = device
         torch.manual_seed(0)
         self.before = self._allocated()
         with device:
-            model = LanguageModel(name, self.shape)
+            model = make()
         model = WRAPPERS[wrapper](model, device)
         self.run = SYSTEMS[system](model)
-        self.optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+        self.optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
         self.cast = torch.autocast(
             device.type, torch.bfloat16, enabled=wrapper == "ddp" and device.type == "cuda"
         )
         generator = torch.Generator(device).manual_seed(dist.get_rank())
-        size = (self.shape.batch, self.shape.length + 1)
-        self.batch = torch.randint(self.shape.vocabulary, size, generator=generator, device=device)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        self.batch = torch.randint(tokens, self.size, generator=generator, device=device)
         start = time.perf_counter()
         self.losses = [self.step().item()]
         self.first = time.perf_counter() - start
@@ -183,25 +95,28 @@ class Trainer:
     def step(self) -> torch.Tensor:
         """Take one step and return its loss."""
         with self.cast:
-            loss = self.run(self.batch[:, :-1], self.batch[:, 1:])
+            loss = self.run(self.batch)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
 
     def settle(self) -> float:
-        """Take the steps in which systems still tune, and measure memory; returns MiB."""
+        """Take the steps in which systems still tune, and measure memory; returns MiB.
+
+        On a GPU it is the most that was allocated since before this model was made, in a step. On a
+        CPU it is what a step adds to the process's memory.
+        """
         for _ in range(8):
             self.step()
         if self.device.type == "cpu":
-            return 0.0
+            return _memory_of(self.step)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        others = torch.cuda.memory_allocated()
         self.step()
         torch.cuda.synchronize()
         # What lived before this model was made belongs to other systems.
-        return (torch.cuda.max_memory_allocated() - self.before) / 2**20 if others else 0.0
+        return (torch.cuda.max_memory_allocated() - self.before) / 2**20
 
     def seconds(self, steps: int) -> float:
         """Return the seconds of a step, as the slowest process has them."""
@@ -215,18 +130,80 @@ class Trainer:
         return passed.item()
 
     def communication(self) -> tuple[float, float]:
-        """Return milliseconds of a step that gloo worked, and that the graphs waited for it."""
-        cpu = torch.profiler.ProfilerActivity.CPU
-        with torch.profiler.profile(activities=[cpu]) as profile:
+        """Trace a step; returns milliseconds in which collectives were on their way, and the share
+        of them in which this process computed.
+        """
+        cuda = self.device.type == "cuda"
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        activities += [torch.profiler.ProfilerActivity.CUDA] if cuda else []
+        self._synchronize()
+        with torch.profiler.profile(activities=activities) as profile:
             self.step()
-        rows = [(row.key, row.cpu_time_total / 1e3) for row in profile.key_averages()]
-        work = sum(time for key, time in rows if key.startswith("gloo:"))
-        return work, sum(time for key, time in rows if key == "_c10d_functional::wait_tensor")
+            self._synchronize()
+        sent, computed, waited = Spans(), Spans(), Spans()
+        for event in profile.events():
+            on_gpu = event.device_type != torch.autograd.DeviceType.CPU
+            if on_gpu == cuda and event.name.startswith(("gloo:", "ncclDevKernel", "ncclKernel")):
+                sent.add(event)
+            elif "wait_tensor" in event.name:
+                waited.add(event)
+            elif on_gpu or event.name.startswith(("aten::", "CompiledFunction")):
+                computed.add(event)
+        beside = sent.common(computed)
+        return sent.length() / 1e3, beside.without(waited) / max(sent.length(), 1)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         dist.barrier()
+
+
+class Spans:
+    """Stretches of time in a trace, in microseconds."""
+
+    def __init__(self, spans: Iterable[tuple[float, float]] = ()) -> None:
+        self.spans = list(spans)
+
+    def add(self, event: Any) -> None:
+        """Add the time of a profiler's event."""
+        self.spans.append((event.time_range.start, event.time_range.end))
+
+    def union(self) -> list[tuple[float, float]]:
+        """Return the stretches in order, those that overlap as one."""
+        found: list[tuple[float, float]] = []
+        for start, end in sorted(self.spans):
+            if found and start <= found[-1][1]:
+                found[-1] = (found[-1][0], max(end, found[-1][1]))
+            else:
+                found.append((start, end))
+        return found
+
+    def length(self) -> float:
+        """Return the time that is covered."""
+        return sum(end - start for start, end in self.union())
+
+    def common(self, other: "Spans") -> "Spans":
+        """Return what both cover."""
+        pairs = [(max(a, c), min(b, d)) for a, b in self.union() for c, d in other.union()]
+        return Spans(pair for pair in pairs if pair[0] < pair[1])
+
+    def without(self, other: "Spans") -> float:
+        """Return the time that is covered here and not by `other`."""
+        return self.length() - self.common(other).length()
+
+
+def _memory_of(step: Callable[[], Any]) -> float:
+    """Return by how many MiB a call raises this process's resident memory at most (Linux)."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _resident("VmRSS")
+    step()
+    return _resident("VmHWM") - before
+
+
+def _resident(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith(name))
 
 
 def say(text: str) -> None:
@@ -252,10 +229,11 @@ def compare(name: str, wrapper: str, systems: list[str], device: torch.device, r
             breaks = dict(weft.counters["graph_break"])
             graphs = weft.counters["stats"]["unique_graphs"]
             say(f"{name:6} {wrapper:5} weft: {graphs} graphs, breaks {breaks or 'none'}")
-            if wrapper == "fsdp" and device.type == "cpu":
-                work, waited = trainers[system].communication()
-                say(f"{name:6} {wrapper:5} weft: gloo worked {work:.0f} ms, waited {waited:.0f} ms")
-        say(f"{name:6} {wrapper:5} {system:6} first step {trainers[system].first:.1f} s")
+        sent, hidden = trainers[system].communication()
+        say(
+            f"{name:6} {wrapper:5} {system:6} first step {trainers[system].first:.1f} s, "
+            f"collectives on their way for {sent:.1f} ms, {hidden:.0%} of it beside computation"
+        )
     best = dict.fromkeys(trainers, float("inf"))
     steps = 10 if device.type == "cuda" else 4
     for _ in range(rounds):
@@ -263,7 +241,7 @@ def compare(name: str, wrapper: str, systems: list[str], device: torch.device, r
             best[system] = min(best[system], trainer.seconds(steps))
     wanted = trainers["eager"].losses if "eager" in trainers else None
     for system, trainer in trainers.items():
-        tokens = trainer.shape.batch * trainer.shape.length * dist.get_world_size() / best[system]
+        tokens = math.prod(trainer.size) * dist.get_world_size() / best[system]
         pairs = zip(trainer.losses, wanted or trainer.losses, strict=True)
         apart = max(abs(a - b) for a, b in pairs)
         ratio = best["eager"] / best[system] if wanted else float("nan")
@@ -277,7 +255,7 @@ def compare(name: str, wrapper: str, systems: list[str], device: torch.device, r
 def main() -> None:
     """Run what the command line asks for, until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=SHAPES, default="cpu")
+    parser.add_argument("--device", choices=MODELS, default="cpu")
     parser.add_argument("--models", default="gpt2,llama")
     parser.add_argument("--wrappers", default="ddp,fsdp")
     parser.add_argument("--systems", default="eager,weft,torch")
