@@ -66,7 +66,7 @@ def build_training(
     """
     nodes: list[runtime_codegen.Node] = []
     parts = split_backward(joint, cut)
-    links = no_links
+    links: runtime_codegen.Links = no_links
     if bucket_bytes and settings.optimize_ddp and len(parts) == 1:
         outputs: Any = cut.forward.graph.output_node().args[0]
         parts, links = split_into_buckets(joint, parts[0], bucket_bytes, len(outputs))

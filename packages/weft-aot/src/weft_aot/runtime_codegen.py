@@ -62,6 +62,8 @@ class RuntimeCode:
 Node = tuple[Callable[..., Any], list[int], tuple[int, ...], set[int]]
 """The `apply` of an autograd function, the inputs and values that it makes gradients for, and those
 of the inputs to hold."""
+Links = Callable[[Sequence[Any]], list[torch.Tensor]]
+"""What makes the links of a call's arguments (see `gradient_buckets`)."""
 
 
 def make_inference_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +83,7 @@ def make_training_call(
     joint: JointGraph,
     nodes: Sequence[Node],
     copied: Sequence[int],
-    links: Callable[[Sequence[Any]], list[torch.Tensor]],
+    links: Links,
 ) -> Callable[..., Any]:
     """The callable of flat arguments: the first of `nodes` makes the forward values.
 
