@@ -4,6 +4,7 @@ import collections
 import copy
 import enum
 
+import numpy as np
 import torch
 import weft_capture
 
@@ -22,6 +23,8 @@ def same(left, right):
         return isinstance(right, torch.Tensor) and torch.equal(left, right)
     if type(left) is not type(right):
         return False
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[k], right[k]) for k in left)
     if isinstance(left, (list, tuple)):

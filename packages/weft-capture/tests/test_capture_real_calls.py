@@ -413,7 +413,7 @@ def test_operators_warn_as_in_eager(action):
 
     optimised = weft_capture.capture(softmax, eager_backend)
     assert given(softmax) == given(optimised) == given(optimised)
-    assert [one.code for one in optimised._weft_capture.breaks[:1]] == ["warns"]
+    assert [one.code for one in optimised._weft_capture.breaks[:1]] in (["warns"], ["side-effect"])
 
 
 # ---- random numbers

@@ -175,7 +175,7 @@ WHOLE = (
 BROKEN = {
     saved_tensors_hooks: "_push_saved_tensors_default_hooks",
     saved_on_cpu: "_push_saved_tensors_default_hooks",
-    anomalies: "is_anomaly_enabled",
+    anomalies: "anomaly detection",
     one_thread: "_is_multithreading_enabled",
     counted: "",
     sparse_from_outside: "torch.sparse_coo",

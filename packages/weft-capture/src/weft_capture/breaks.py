@@ -123,6 +123,12 @@ REASONS: dict[str, Reason] = {
         "the compiled function computes gradients that reach beyond what it computed itself",
         "call backward or torch.autograd.grad outside of the compiled function",
     ),
+    "lazy-module": Reason(
+        "the first call of a lazy module makes its parameters",
+        "none needed: that call runs eagerly, and the next one is compiled; call the module once "
+        "before, to have it compiled at once",
+        expected=True,
+    ),
     "backward": Reason(
         "compiled autograd is on, which captures the backward pass as a graph of its own",
         "none needed: the code before and after it is compiled; for one graph of the whole step, "

@@ -192,6 +192,7 @@ def _convert(do: Task) -> Converted:
         steps.break_at = do.request.limit.break_at
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
     tx.answers, tx.fullgraph = do.answers, do.request.fullgraph
+    tx.graph.reading = tx.fullgraph  # where a break is an error, numbers come out of tensors
     tx.marks_modules = do.request.marks_modules
     try:
         return _capture(do, tx, steps)

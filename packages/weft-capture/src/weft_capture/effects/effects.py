@@ -214,6 +214,7 @@ class DeferredCalls:
         self.calls: list[DeferredCall] = []
         self.clock_at = -1
         self.count = 0
+        self.settings: dict[Any, Value] = {}  # what reads a setting -> what was set
         self.written: set[int] = set()  # ids of lists that warnings go to
 
     def add(self, function: Callable[..., Any], *args: Value, early: bool = False) -> RuntimeSource:
@@ -244,10 +245,21 @@ class DeferredCalls:
     def read_clock(self, function: Callable[[], Any]) -> Value:
         """Record the reading of a clock."""
         source = self.add(function)
+        self._stay_last(source)
+        return self.tx.runtime_value(source, function())
+
+    def change_setting(self, setter: Any, values: Iterable[Value], known: dict[Any, Value]) -> None:
+        """Record the change of a setting; `known` is what its readers return from now on."""
+        self._stay_last(self.add(setter, *values))
+        before = self.settings
+        self.tx.journal.on_rollback(lambda: setattr(self, "settings", before))
+        self.settings = before | known
+
+    def _stay_last(self, source: RuntimeSource) -> None:
+        """Allow no operations after a call that is made after the graph."""
         if source.late and self.clock_at < 0:
             self.clock_at = self.tx.steps.now
             self.tx.journal.on_rollback(self.forget_clock)
-        return self.tx.runtime_value(source, function())
 
     def forget_clock(self) -> None:
         """Allow operations again."""
@@ -257,7 +269,8 @@ class DeferredCalls:
         """Break at a clock that an operation follows."""
         if self.clock_at >= 0:
             raise BreakAtStep(
-                self.clock_at, Break("side-effect", "a clock read between operations")
+                self.clock_at,
+                Break("side-effect", "a clock is read, or a setting changed, between operations"),
             )
 
     def emit(self, out: Output, late: bool) -> None:

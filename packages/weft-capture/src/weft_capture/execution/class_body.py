@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft_core.warnings_capture import suppress_warnings
-from weft_guards.sources import ConstSource
+from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
@@ -484,5 +484,7 @@ rule(type.__prepare__)(lambda tx, *args, **keywords: DictValue())
 @rule(type.__subclasses__)
 def _subclasses(tx: Tracer, cls: Value) -> Value:
     if not isinstance(cls, FrameClass):
-        raise Break("c-function", "the subclasses of a class from outside the frame")
+        real = cls.as_constant()
+        source = CallSource(type.__subclasses__, (cls.source or ConstSource(real),))
+        return ListValue(tx.wrap(real.__subclasses__(), source).unpack(tx))
     return ListValue([tx.const_object(subclass) for subclass in cls.obj.__subclasses__()])

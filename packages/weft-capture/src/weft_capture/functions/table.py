@@ -18,7 +18,7 @@ import torch
 from weft_capture.breaks import Break
 from weft_capture.model.attributes import C_DESCRIPTORS
 from weft_capture.model.constant import NONE, SCALARS, fold, real_call
-from weft_capture.model.protocol import H, Handler, Kwargs, Raised, Tracer, Value
+from weft_capture.model.protocol import H, Handler, InstanceValue, Kwargs, Raised, Tracer, Value
 from weft_capture.torch_compat import check_torch, fits
 
 F = torch.nn.functional
@@ -102,12 +102,14 @@ each time by their code: handler(tx, function, args, kwargs), None where it does
 _FAMILIES = """
     functions.language.builtins functions.language.text functions.language.sequences
     functions.language.dict_functions functions.torch.tensors functions.torch.gradients
-    functions.torch.transforms functions.torch.pytree libraries.optimizers functions.torch.calls
-    functions.torch.interception functions.language.stdlib functions.language.context_functions
+    functions.torch.autograd_functions functions.torch.transforms functions.torch.pytree
+    libraries.optimizers functions.torch.calls functions.torch.interception
+    functions.language.stdlib functions.language.context_functions
     functions.language.polyfilled functions.language.type_checks functions.language.namespaces
-    functions.language.messages functions.torch.randomness libraries.numpy
-    functions.torch.control_flow libraries.attention functions.torch.backward libraries.rnn
-    libraries.triton libraries.distributed libraries.fully_shard libraries.nested
+    functions.language.messages functions.torch.randomness libraries.numpy libraries.tensor_makers
+    functions.torch.control_flow functions.torch.settings libraries.attention
+    functions.torch.backward libraries.rnn libraries.triton libraries.distributed
+    libraries.fully_shard libraries.nested
 """
 
 
@@ -229,13 +231,40 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
     if not isinstance(row, Treatment):
         return apply(tx, row, args, kwargs, obj)
     if row is Treatment.GRAPH:
-        return tx.graph.emit("call_function", obj, args, kwargs)
+        return _add_node(tx, obj, args, kwargs)
     if row is Treatment.PURE:
         return fold(tx, obj, args, kwargs)
     with contextlib.suppress(Break):
         if not any(map(_is_callback, (*args, *kwargs.values()))):
             return fold(tx, obj, args, kwargs)
     return tx.trace_body(obj, args, kwargs)
+
+
+def _add_node(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    """Make a call a node; trace a function of Python that warns, for the warning's position."""
+    frozen = {at: arg.frozen(tx) for at, arg in enumerate(args) if isinstance(arg, InstanceValue)}
+    target = _with_objects(obj, frozen) if any(frozen.values()) else obj
+    args = [arg for at, arg in enumerate(args) if frozen.get(at) is None]
+    try:
+        return tx.graph.emit("call_function", target, args, kwargs)
+    except Break as error:
+        if error.code != "warns" or not isinstance(obj, types.FunctionType):
+            raise
+    return tx.trace_body(obj, args, kwargs)
+
+
+def _with_objects(function: Any, objects: dict[int, Any]) -> Callable[..., Any]:
+    """Return a function for a node, which gets objects that no graph can hold at positions."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        every = list(args)
+        for at, obj in objects.items():
+            if obj is not None:
+                every.insert(at, obj)
+        return function(*every, **kwargs)
+
+    call.__name__ = call.__qualname__ = function.__name__
+    return call
 
 
 def _call_as_method(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value | None:

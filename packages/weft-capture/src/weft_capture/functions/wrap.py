@@ -12,6 +12,7 @@ import gc
 import operator
 import random
 import re
+import threading
 import types
 import typing
 import weakref
@@ -83,6 +84,7 @@ from weft_capture.model.objects import (
 from weft_capture.model.protocol import MethodOf, Tracer, Value
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.scope import ModuleObject
+from weft_capture.model.thread_locals import ThreadLocal
 from weft_capture.model.weakrefs import WeakRefValue, holds_finalizer
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import RandomValue, RuntimeValue
@@ -459,6 +461,7 @@ EXACT: dict[type, Wrapper] = {
     **dict.fromkeys((types.UnionType, types.GenericAlias), _identical(TypeHint)),
     types.ModuleType: _identical(ModuleObject),
     **dict.fromkeys(map(type, _ITERATORS), _typed(lambda _, *args: ExternalIterator(*args))),
+    threading.local: _typed(lambda tx, obj, source: ThreadLocal(obj, source)),
     random.Random: _typed(lambda tx, obj, source: RandomValue(source)),
     **dict.fromkeys((weakref.ref, weakref.KeyedRef, *weakref.ProxyTypes), _wrap_ref),
 }

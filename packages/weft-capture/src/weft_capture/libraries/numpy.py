@@ -25,7 +25,7 @@ from weft_guards.sources import CallSource, Source
 from weft_capture.breaks import Break
 from weft_capture.functions.table import decline, find_row, pure, rule
 from weft_capture.functions.torch.calls import DATA_VALUES
-from weft_capture.functions.torch.randomness import before_graph, draw
+from weft_capture.functions.torch.randomness import DRAWN, before_graph, draw
 from weft_capture.functions.torch.tensors import AS_INDEX
 from weft_capture.functions.wrap import EXACT, wrap
 from weft_capture.libraries.numpy_scalars import numpy_is_quiet, numpy_scalar
@@ -33,14 +33,13 @@ from weft_capture.model.constant import (
     CONSTANT_TYPES,
     NONE,
     VARYING_TYPES,
-    Constant,
     constant,
     real_call,
 )
 from weft_capture.model.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.model.iterators import ExternalIterator
 from weft_capture.model.protocol import Kwargs, Operator, Output, Tracer, Value, method
-from weft_capture.model.slots import binary
+from weft_capture.model.slots import binary, combined
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
@@ -57,9 +56,11 @@ _FUNCTIONS = """
     not_equal bitwise_and bitwise_or bitwise_xor invert clip where real imag sum prod mean std var
     max min amax amin argmax argmin any all cumsum cumprod count_nonzero reshape ravel transpose
     swapaxes moveaxis expand_dims squeeze broadcast_to concatenate stack vstack hstack dstack
-    column_stack split tile repeat roll atleast_1d atleast_2d dot matmul
+    column_stack split tile repeat roll atleast_1d atleast_2d dot matmul meshgrid take_along_axis
     vdot outer tensordot einsum kron trace diagonal sort round average linalg.det
     linalg.norm linalg.matrix_power
+    fft.fft fft.ifft fft.rfft fft.irfft fft.fft2 fft.ifft2 fft.fftn fft.ifftn fft.rfft2 fft.irfft2
+    fft.fftfreq fft.rfftfreq fft.fftshift fft.ifftshift
 """
 _METHODS = """
     sum prod mean std var max min any all argmax argmin cumsum cumprod reshape ravel flatten
@@ -71,7 +72,7 @@ _DUNDERS = {f"__{prefix}{name}__" for name in _OPERATORS.split() for prefix in (
 _DUNDERS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__"}
 _DUNDERS |= {"__abs__", "__invert__", "__getitem__", "__setitem__"}
 _KNOWN_METHODS = {*_METHODS.split(), *_DUNDERS}
-_INDEXED = ("ndarray.__getitem__", "ndarray.__setitem__")
+_INDEXED = ("ndarray.__getitem__", "ndarray.__setitem__", "take_along_axis")
 _BY_ZERO = ("div", "mod", "remainder", "pow")
 """Parts of the names of functions that torch refuses for some integers, unlike NumPy."""
 
@@ -152,6 +153,14 @@ ArrayValue.methods = {
     "get:dtype": lambda tx, self: constant(_example(self).dtype),
     "get:size": lambda tx, self: self.tensor.call_method(tx, "numel", [], {}),
     "get:T": lambda tx, self: self.call_method(tx, "transpose", [], {}),
+    "get:real": lambda tx, self: apply(tx, "real", [self], {}),
+    "get:imag": lambda tx, self: apply(tx, "imag", [self], {}),
+    "get:strides": lambda tx, self: tx.tuple_of(
+        [
+            combined(tx, "*", n, TupleValue([self.tensor.tp_getattro(tx, "itemsize")]))
+            for n in self.tensor.call_method(tx, "stride", [], {}).unpack(tx)
+        ]
+    ),
 }
 
 
@@ -177,6 +186,9 @@ def _index(*indices: Any) -> tuple[Any, ...]:
 def _target(path: str) -> Callable[..., Any]:
     """Return the function of `torch._numpy` on plain tensors, for a node of the graph."""
 
+    if path.startswith("fft."):
+        return _transform(getattr(torch.fft, path[4:]))
+
     def call(*args: Any, **kwargs: Any) -> Any:
         tnp: Any = importlib.import_module("torch._numpy")  # only where NumPy is used
         arguments = tree_map_only(torch.Tensor, tnp.ndarray, (args, kwargs))
@@ -184,6 +196,17 @@ def _target(path: str) -> Callable[..., Any]:
         return tree_map_only(tnp.ndarray, operator.attrgetter("tensor"), result)
 
     call.__name__ = call.__qualname__ = f"numpy_{path.replace('.', '_')}"
+    return call
+
+
+def _transform(function: Any) -> Callable[..., Any]:
+    """Return a Fourier transform of torch, which keeps the precision as NumPy 2 does."""
+    wide = {"dtype": torch.float64} if "freq" in function.__name__ else {}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        renamed = {"dim" if name[:2] == "ax" else name: value for name, value in kwargs.items()}
+        return function(*args, **renamed, **wide)
+
     return call
 
 
@@ -275,7 +298,7 @@ def _rehearse(
             return expected, False
         result_dtype = getattr(expected, "dtype", None)
         integral = {array.tensor.fake.is_floating_point() for array in arrays} == {False}
-        to_float = integral and result_dtype == np.float64
+        to_float = integral and result_dtype in (np.float64, np.complex128)
         args, kwargs = tree_map_only(
             ArrayValue,
             lambda array: tensors[array].double() if to_float else tensors[array],
@@ -356,80 +379,12 @@ def _numpy(tx: Tracer, self: TensorValue) -> Value:
 def _from_numpy(tx: Tracer, array: Value) -> Value:
     if not isinstance(array, ArrayValue) or array.cls is not np.ndarray:
         raise Break("numpy", "torch.from_numpy")
-    return _shared(tx, array)
+    return shared_tensor(tx, array)
 
 
-def _shared(tx: Tracer, array: ArrayValue) -> Value:
+def shared_tensor(tx: Tracer, array: ArrayValue) -> Value:
+    """Return the tensor on the memory of an array."""
     return array.tensor if array.source is not None else array.tensor.tp_getattro(tx, "data")
-
-
-def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
-    """Create a tensor; NumPy's scalars decide its dtype, arrays are copied where torch does."""
-    items = data.items if isinstance(data, SequenceValue) else [data]
-    if items and all(isinstance(item, ArrayValue) for item in items):
-        return _of_arrays(maker, tx, data, **kwargs)
-    alike = _sample_data(data)
-    if "dtype" not in kwargs and any(isinstance(leaf, np.generic) for leaf in tree_leaves(alike)):
-        with unset_fake_temporarily():
-            kwargs["dtype"] = constant(real_call(tx, maker, alike).dtype)
-    if isinstance(data, SymValue) and type(alike) is int and kwargs.keys() <= {"dtype", "device"}:
-        options = {name: value for name, value in kwargs.items() if value is not NONE}
-        how = {"dtype": constant(torch.int64), **options}
-        return tx.graph.emit("call_function", torch.scalar_tensor, [data], how)
-    numbers = [tx.force(item) for item in items]
-    sizes = [number for number in numbers if isinstance(number, SymValue) and not number.is_data()]
-    plain = all(number.python_type() is int for number in numbers) and kwargs.keys() <= {"dtype"}
-    if sizes and plain and isinstance(data, SequenceValue):
-        elements = [_tensor_of(maker, tx, number, **kwargs) for number in numbers]
-        return tx.builtin(torch.stack, tx.literal(elements))
-    return tx.graph.emit("call_function", maker, [_fixed(data)], kwargs)
-
-
-def _fixed(data: Value) -> Value:
-    """Fix the sizes in a list of numbers: torch takes 32 bits of each symbolic one."""
-    if isinstance(data, SymValue) and data.python_type() is int and not data.is_data():
-        return constant(data.as_constant())
-    if isinstance(data, SequenceValue):
-        items = [_fixed(item) for item in data.items]
-        return data if items == list(data.items) else ListValue(items)
-    return data
-
-
-def _of_arrays(
-    maker: Any, tx: Tracer, data: Value, dtype: Value = NONE, device: Value = NONE, **more: Value
-) -> Value:
-    rows: list[Any] = data.items if isinstance(data, SequenceValue) else [data]
-    layouts = [(row.tensor.fake.dtype, tuple(row.tensor.fake.shape)) for row in rows]
-    listed = rows[0] is not data
-    warns = listed and any(row.cls is np.ndarray for row in rows)
-    if (
-        more
-        or warns
-        or layouts.count(layouts[0]) < len(rows)
-        or (listed and maker is torch.asarray)
-    ):
-        raise Break("numpy", "a tensor of a list of arrays, or with more arguments")
-    tensors = [_shared(tx, row) for row in rows]
-    tensor = tensors[0]
-    if listed:
-        tensor = tx.builtin(torch.stack, tx.literal(tensors))
-    elif maker is torch.tensor or rows[0].cls is not np.ndarray:
-        tensor = tensor.call_method(tx, "clone", [], {})
-    dtype_option = {"dtype": dtype, "device": device}
-    dtype_option = {name: value for name, value in dtype_option.items() if value is not NONE}
-    return tensor.call_method(tx, "to", [], dtype_option) if dtype_option else tensor
-
-
-def _sample_data(data: Value) -> Any:
-    """Return an object from which torch creates a tensor of the same dtype, or the same error."""
-    if isinstance(data, SequenceValue):
-        return [_sample_data(item) for item in data.items]
-    if isinstance(data, Constant):
-        return data.value
-    try:
-        return data.python_type()()
-    except TypeError:
-        raise Break("numpy", f"a tensor of {data.describe()}") from None
 
 
 def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -473,10 +428,9 @@ if np is not None:
         CONSTANT_TYPES.update((type(_dtype), _dtype.type))
         VARYING_TYPES.update(() if _dtype.kind == "b" else (_dtype.type,))
         pure(_dtype.type)
+    CONSTANT_TYPES.update((np.finfo, np.iinfo))
+    pure(np.dtype, np.finfo, np.iinfo, np.issubdtype, np.result_type, np.promote_types)
     CONSTANT_TYPES.discard(np.complex64)  # torch drops its imaginary part
-    for _maker in (torch.tensor, torch.as_tensor):
-        rule(_maker)(functools.partial(_tensor_of, _maker))
-    rule(torch.asarray)(lambda tx, obj, **kwargs: _tensor_of(torch.asarray, tx, obj, **kwargs))
     for _path in _FUNCTIONS.split():
         rule(operator.attrgetter(_path)(np))(functools.partial(_named, _path))
     for _function in (*vars(np).values(), *vars(np.linalg).values(), *vars(np.fft).values()):
@@ -485,6 +439,14 @@ if np is not None:
 
     def _draw_number(name: str, tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
         return draw(tx, owner, name, args, kwargs, np.random.RandomState)
+
+    @functools.partial(DRAWN.__setitem__, np.ndarray)
+    def _drawn_array(tx: Tracer, source: Source, hint: Any) -> Value:
+        with unset_fake_temporarily():
+            tensor = shared(hint)
+        return ArrayValue(
+            tx.graph.tensor_input(tensor, CallSource(shared, (source,)), ()), np.ndarray
+        )
 
     for _name in _DRAWS.split():
         rule(getattr(np.random.RandomState, _name))(functools.partial(_draw_number, _name))

@@ -245,6 +245,15 @@ class UserObject(InstanceValue):
             return None
         return attributes.real_instance_attribute(tx, self, name)
 
+    def frozen(self, tx: Tracer) -> Any:
+        parameters = getattr(self.cls, "__dataclass_params__", None)
+        if parameters is None or not parameters.frozen or self.base is not None:
+            return None
+        instance: Any = object.__new__(self.cls)
+        for name in vars(self.cls)["__dataclass_fields__"]:
+            object.__setattr__(instance, name, self.tp_getattro(tx, name).as_constant())
+        return instance
+
     # Operations: Python-level special methods, else those of the builtin base.
 
     def declines(self, name: str, argument: Value) -> bool:

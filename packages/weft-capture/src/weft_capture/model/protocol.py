@@ -369,6 +369,10 @@ class InstanceValue(MutableValue):
 
     obj: Any
 
+    def frozen(self, tx: Tracer) -> Any:
+        """Return a real instance of a frozen dataclass whose fields are constants, else None."""
+        return None
+
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
         """Read the instance dict."""
         raise NotImplementedError

@@ -122,6 +122,10 @@ class ModuleObject(ObjectConstant):
         listed = sys.modules.get(real.__name__) is real
         # Properties of a module's class, for example of torch.backends.
         if listed and mro_entry is not None and hasattr(mro_entry[1], "__set__"):
+            getter = getattr(type(mro_entry[1]), "__get__", None)
+            if isinstance(getter, types.FunctionType):
+                args = [tx.const_object(mro_entry[1]), self, tx.const_object(type(real))]
+                return tx.const_object(getter).tp_call(tx, args, {})
             return tx.wrap(getattr(real, name), AttrSource(ModuleSource(real.__name__), name))
         if name not in real.__dict__:
             return tx.const_object(real_call(tx, getattr, real, name))
@@ -135,6 +139,12 @@ class ModuleObject(ObjectConstant):
         return tx.wrap(obj, ItemSource(globals_source(tx, real.__dict__), name))
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
+        entry = attributes.lookup(type(self.obj), name)
+        setter = getattr(type(entry[1]), "__set__", None) if entry is not None else None
+        if isinstance(setter, types.FunctionType):  # a property of torch.backends
+            descriptor = tx.const_object(entry[1])  # type: ignore[index]
+            tx.const_object(setter).tp_call(tx, [descriptor, self, value], {})
+            return
         plain = type(self.obj) is types.ModuleType and not hasattr(types.ModuleType, name)
         if _is_fixed(self.obj.__name__, name) or not plain:
             super().tp_setattro(tx, name, value)

@@ -324,6 +324,10 @@ class GraphBuilder:
             check_writes(self.inputs)
         return result
 
+    def device_types(self) -> set[str]:
+        """Return the types of the devices of all tensors so far."""
+        return {value.fake.device.type for value in self._by_fake.values()}
+
     def reads_data(self) -> bool:
         """Say whether numbers and sizes out of tensors are captured."""
         return self.reading or config.settings.capture_scalar_outputs

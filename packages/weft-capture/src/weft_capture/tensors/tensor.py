@@ -166,6 +166,7 @@ class TensorValue(GraphValue):
     owner: Value | None = None  # the subclass instance that shares this memory
     overlay: TensorAttributes | None = None
     hooked_at: int = -1  # the step that registered a hook in the graph
+    selected_from: tuple[TensorValue, ...] = ()  # one of them is this object in eager
 
     def describe(self) -> str:
         return f"Tensor({self.fake.dtype}, {tuple(self.fake.shape)})"
@@ -175,7 +176,7 @@ class TensorValue(GraphValue):
         raise NotConstant(self.describe(), code)
 
     def graph_arg(self) -> Any:
-        if self.overlay is not None and "data" in self.overlay.attrs:
+        if self.overlay is not None and "data" in self.overlay.attrs and self.fake.requires_grad:
             raise Break("tensor-storage", "an input tensor whose data were replaced")
         return self.node
 
@@ -306,6 +307,33 @@ class TensorValue(GraphValue):
             tx.raise_(TypeError, "iteration over a 0-d tensor")
         rows = self.call_method(tx, "unbind", [constant(0)], {})
         return rows.tp_iter(tx)
+
+
+def selected(tx: Tracer, result: Value, tensors: list[Value]) -> Value:
+    """Note that eager's result is one of `tensors` itself, which the graph's is not.
+
+    The graph breaks where the program could tell: the result and one of them leave the graph, or
+    one of them is written to later.
+    """
+    assert isinstance(result, TensorValue)
+    group = tuple(tensor for tensor in tensors if isinstance(tensor, TensorValue))
+    if len(group) > 1:
+        result.selected_from = group
+        tx.watch(_Unwritten(tx.steps.now, [(t.fake, t.fake._version) for t in (*group, result)]))
+    return result
+
+
+@dataclass(eq=False)
+class _Unwritten:
+    """Tensors that the program may not write to after a step."""
+
+    step: int
+    versions: list[tuple[torch.Tensor, int]]
+
+    def check(self, _: Tracer, rebuilt: object) -> None:
+        """Break at the step if it does."""
+        if any(fake._version != version for fake, version in self.versions):
+            raise Break("data-dependent-branch", "a write to one of several tensors", self.step)
 
 
 @dataclass(eq=False)

@@ -64,7 +64,7 @@ from weft_capture.python_compat import TUPLE_ASKS_LENGTH, type_name
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import TextValue
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
-from weft_capture.tensors.tensor import SymValue, TensorValue
+from weft_capture.tensors.tensor import SymValue, TensorValue, selected
 
 pure(bin, chr, hex, oct, ord, bytes, complex, float.fromhex, int.from_bytes, str.maketrans)
 
@@ -176,6 +176,8 @@ def _extremum(
         head.append(item)
         if key is not NONE or not issubclass(item.python_type(), int | float):
             break  # the next item follows a call of the key or a comparison
+    if key is NONE and default is None and len(head) == 1 and type(head[0]) is TensorValue:
+        return _extreme_tensor(tx, function, [*head, *left])
     alike = key is NONE and len({item.python_type() for item in head}) == 1
     if alike and any(isinstance(item, SymValue) for item in head):
         # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
@@ -186,6 +188,28 @@ def _extremum(
     keywords = {} if default is None else {"default": Proxy(tx, default)}
     real = (Proxy(tx, item) for item in itertools.chain(head, left))
     return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **keywords))
+
+
+def _extreme_tensor(tx: Tracer, function: Any, items: list[Value]) -> Value:
+    """Select one of several 0-dim tensors, by comparisons in the graph.
+
+    Raises:
+        Break: for other items, or where the gradient of the selected one alone would be needed.
+    """
+    tensors: list[Any] = [tx.force(item) for item in items]
+    if all(type(tensor) is TensorValue for tensor in tensors):
+        fakes = [tensor.fake for tensor in tensors]
+        layouts = {(fake.dtype, fake.device, fake.dim(), fake.requires_grad) for fake in fakes}
+    else:
+        layouts = set()
+    if layouts != {(tensors[0].fake.dtype, tensors[0].fake.device, 0, False)}:
+        what = f"the {function.__name__} of tensors and other objects, or with gradients"
+        raise Break("data-dependent-branch", what)
+    best, *others = tensors
+    for item in others:
+        is_better = compare(tx, ">" if function is max else "<", item, best)
+        best = tx.call_builtin(torch.where, [is_better, item, best], {})
+    return selected(tx, best, tensors)
 
 
 @rule(sum)

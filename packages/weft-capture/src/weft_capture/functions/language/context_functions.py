@@ -143,7 +143,6 @@ class _CheckpointReads:
 pure(torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled)
 pure(torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled)
 pure(torch.get_autocast_gpu_dtype, torch.get_autocast_cpu_dtype)
-pure(torch.are_deterministic_algorithms_enabled)
 
 
 @rule_of_each(torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_num_threads)

@@ -77,7 +77,7 @@ def _dict(cls: type, tx: Tracer, items: Value | None = None, /, **kwargs: Value)
     return target
 
 
-@rule_of_each(dict.fromkeys, OrderedDict.fromkeys)
+@rule_of_each(dict.fromkeys, OrderedDict.fromkeys, defaultdict.fromkeys)
 def _from_keys(function: Any, tx: Tracer, keys: Value, value: Value = NONE) -> Value:
     return DictValue([(key, value) for key in steps(tx, keys, hinted=False)], cls=function.__self__)
 

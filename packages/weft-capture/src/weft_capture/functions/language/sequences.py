@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from weft_guards.sources import CallSource, ConstSource, ItemSource, Source, is_literal
 
 from weft_capture.breaks import Break, NotConstant
@@ -55,7 +56,8 @@ from weft_capture.model.slots import (
 )
 from weft_capture.python_compat import type_name
 from weft_capture.tensors.runtime_values import origins
-from weft_capture.tensors.tensor import SymValue
+from weft_capture.tensors.scalar_operands import numbers
+from weft_capture.tensors.tensor import SymValue, TensorValue, selected
 
 
 def _key(tx: Tracer, value: Value) -> Any:
@@ -166,11 +168,43 @@ def _single(tx: Tracer, self: SequenceValue, key: Value) -> Value | None:
     return tx.wrap(self.real[index[1]], source)
 
 
+def _item_at(tx: Tracer, self: SequenceValue, index: TensorValue) -> Value:
+    """Read the item at a position that a tensor holds: of numbers, or of tensors of one layout.
+
+    Raises:
+        Break: where the items are other objects, or the gradient of a single one would be needed.
+    """
+    known = numbers(index)
+    if known is not None:
+        return self.mp_subscript(tx, constant(known))
+    items: list[Any] = [tx.force(item) for item in self.items]
+    if all(type(item) is TensorValue and not item.fake.requires_grad for item in items):
+        fakes = [item.fake for item in items]
+        layouts = {(f.dtype, f.device, tuple(f.shape)) for f in fakes if f.is_contiguous()}
+        if len(layouts) == 1 and all(fake.is_contiguous() for fake in fakes):
+            table = tx.call_builtin(torch.stack, [ListValue(items)], {})
+            return selected(tx, _row(tx, table, index), items)
+    item_types: set[Any] = {item.python_type() if item.is_constant() else None for item in items}
+    dtype = {float: torch.float64, int: torch.int64}.get(next(iter(item_types)))
+    if len(item_types) == 1 and dtype is not None:
+        table = tx.call_builtin(torch.tensor, [ListValue(items)], {"dtype": constant(dtype)})
+        return _row(tx, table, index).call_method(tx, "item", [], {})
+    raise Break("data-dependent-value", f"{index.describe()} as an index of a {self.describe()}")
+
+
+def _row(tx: Tracer, table: Value, index: TensorValue) -> Value:
+    where = index.call_method(tx, "reshape", [constant(1)], {})
+    row = table.call_method(tx, "index_select", [constant(0), where], {})
+    return row.call_method(tx, "squeeze", [constant(0)], {})
+
+
 @method(SequenceValue, "__getitem__")
 def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
     single = _single(tx, self, key)
     if single is not None:
         return single
+    if type(key) is TensorValue and not key.fake.dim() and not key.fake.is_floating_point():
+        return _item_at(tx, self, key)
     plain = isinstance(key, Varying) and type(self) in (ListValue, TupleValue)
     if plain and all(isinstance(tx.force(item), Constant) for item in self.items):
         table = constant(tuple(item.as_constant() for item in map(tx.force, self.items)))

@@ -26,6 +26,7 @@ import pprint
 import re
 import struct
 import sys
+import threading
 import traceback
 import types
 import typing
@@ -71,6 +72,7 @@ from weft_capture.model.protocol import (
 )
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.slots import combined, steps
+from weft_capture.model.thread_locals import ThreadLocal
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import RuntimeValue
@@ -271,6 +273,26 @@ def _replayed(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
     first = args[0] if args else NONE
     log = first.log if isinstance(first, NativeObject) else CallLog()
     return log.run(tx, factory, list(args), kwargs)
+
+
+@rule(typing.get_type_hints)
+def _type_hints(tx: Tracer, of: Value, *more: Value, **options: Value) -> Value:
+    try:
+        args = [value.as_constant() for value in (of, *more)]
+        keywords = {name: value.as_constant() for name, value in options.items()}
+    except Break:  # a function or class of the frame
+        return tx.trace_body(typing.get_type_hints, [of, *more], options)
+    hints = real_call(tx, typing.get_type_hints, *args, **keywords)
+    same = functools.partial(_has_hints, rest=(args[1:], keywords))
+    tx.guard_same(same, of.source or ConstSource(args[0]), hints)
+    return tx.literal(hints)
+
+
+def _has_hints(of: Any, hints: dict[str, Any], rest: Any) -> bool:
+    return typing.get_type_hints(of, *rest[0], **rest[1]) == hints
+
+
+rule(threading.local)(lambda tx: ThreadLocal())
 
 
 @rule(types.SimpleNamespace)

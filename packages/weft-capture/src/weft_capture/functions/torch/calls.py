@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from weft_core import torch_compiler_shim
 from weft_core.tracing import ASSERT
-from weft_guards.sources import CallSource
 
 from weft_capture.breaks import Break
 from weft_capture.effects.runtime_asserts import emit_check
@@ -70,12 +69,6 @@ _no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 _always(NONE, *torch_compiler_shim.MARKS)
 _always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
-
-
-@rule(torch.is_deterministic_algorithms_warn_only_enabled)
-def _warns_only(tx: Tracer) -> Value:
-    ask = torch.is_deterministic_algorithms_warn_only_enabled
-    return tx.wrap(ask(), CallSource(ask, ()))
 
 
 rule(torch.jit.ignore, torch.jit.unused, torch.compiler.disable)(lambda tx, function: function)
@@ -211,6 +204,13 @@ def _module_getattr(tx: Tracer, function: Value, args: list[Value], kwargs: Kwar
 
 
 code_rule(torch.nn.Module.__getattr__.__code__)(_module_getattr)
+
+
+@code_rule(torch.nn.modules.lazy.LazyModuleMixin._infer_parameters.__code__)
+def _infer_parameters(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> NoReturn:
+    error = Break("lazy-module", args[0].describe())
+    error.eager_frame = tx.frames[0]
+    raise error
 
 
 @rule(_SETATTR)

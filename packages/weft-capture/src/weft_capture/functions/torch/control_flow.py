@@ -30,6 +30,12 @@ from weft_capture.tensors import control_ops
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
 
+def _higher_order(name: str) -> list[Any]:
+    """Return an operator that this torch may lack, as a list."""
+    home = importlib.import_module(f"torch._higher_order_ops.{name}")
+    return [vars(home)[name]] if name in vars(home) else []
+
+
 @dataclass(frozen=True)
 class _Branch:
     """The result of tracing a branch.
@@ -139,6 +145,23 @@ def _rebuilt(tx: Tracer, branch: _Branch, tensors: Sequence[Value]) -> Value:
     rest = iter(tensors)
     leaves = [next(rest) if isinstance(leaf, TensorValue) else leaf for leaf in branch.leaves]
     return tree_value(tx, pytree.tree_unflatten(leaves, branch.spec))
+
+
+@rule(*_higher_order("wrap"))
+def _call_inside(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
+    """Inline the function of an operator that only calls it."""
+    return function.tp_call(tx, list(args), kwargs)
+
+
+@rule(*_higher_order("strict_mode"))
+def _strict(tx: Tracer, function: Value, operands: Value) -> Value:
+    return function.tp_call(tx, operands.unpack(tx), {})
+
+
+@rule(*_higher_order("print"))
+def _print_text(tx: Tracer, text: Value, *args: Value, **kwargs: Value) -> None:
+    formatted = text.call_method(tx, "format", list(args), kwargs)
+    tx.call_builtin(print, [formatted], {})
 
 
 @rule(torch.cond)

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd import function as autograd_function
 from torch.utils.hooks import RemovableHandle
-from weft_guards.sources import AttrSource
+from weft_guards.sources import AttrSource, Source
 
-from weft_capture import torch_compat
 from weft_capture.breaks import Break
 from weft_capture.effects.rehearsals import check_backward, rehearsal
-from weft_capture.functions.classes import ClassValue
 from weft_capture.functions.table import rule
 from weft_capture.model.constant import FALSE, NONE, TRUE, constant
-from weft_capture.model.containers import SequenceValue, TupleValue
+from weft_capture.model.containers import TupleValue
 from weft_capture.model.functions import FunctionValue
-from weft_capture.model.objects import UserObject
-from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, method
+from weft_capture.model.protocol import Kwargs, MutableValue, Output, Tracer, Value, method
 from weft_capture.tensors.inputs import GraphInput, check_views
 from weft_capture.tensors.tensor import TensorValue
 
@@ -202,90 +197,75 @@ def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
     Outside of the graph, only the engine knows the complete gradient.
     """
     hook = tx.force(hook)
-    if self.source is not None or tx.transforms or not self.fake.requires_grad:
-        raise Break("autograd-state", "Tensor.register_hook of a tensor from outside")
-    function = _hook_function(hook)
-    with rehearsal(tx, "a tensor hook", [self]):
+    if tx.transforms or not self.fake.requires_grad:
+        raise Break("autograd-state", "Tensor.register_hook in a function transform")
+    if self.source is not None:
+        return _hook_input(tx, torch.Tensor.register_hook, self, hook)
+    function, contents = _hook_function(tx, hook)
+    with rehearsal(tx, "a tensor hook", [self, *contents]):
         grad = self.call_method(tx, "clone", [], {})
         changed = hook.tp_call(tx, [grad], {})
         if changed is not NONE and not isinstance(changed, TensorValue):
             raise Break("autograd-state", "the result of a tensor hook")
 
-    def register_hook(tensor: torch.Tensor) -> Any:
-        return tensor.register_hook(function)
+    def register_hook(tensor: torch.Tensor, *contents: Any) -> Any:
+        return tensor.register_hook(_with_cells(function, contents) if contents else function)
 
-    handle = register_hook(self.fake)
+    handle = register_hook(self.fake, *(value.example() for value in contents))
     tx.journal.on_rollback(handle.remove)
     tx.journal.on_rollback(functools.partial(setattr, self, "hooked_at", self.hooked_at))
     self.hooked_at = tx.steps.now
-    tx.graph.node("call_function", register_hook, (self.node,), {}, None)
+    args = (self.node, *(value.graph_arg() for value in contents))
+    tx.graph.node("call_function", register_hook, args, {}, None)
     return HookHandle()
 
 
-def _hook_function(hook: Value) -> Any:
-    """Return a real function for a backward hook; a function of the frame may have no closure."""
+def _hook_function(tx: Tracer, hook: Value) -> tuple[Any, list[Value]]:
+    """Return a real function for a backward hook, and the contents of the cells that it lacks.
+
+    The contents of a function of the frame are tensors and constants, arguments of the node.
+    """
     if isinstance(hook, FunctionValue) and hook.obj is not None:
-        return hook.obj
-    if not isinstance(hook, FunctionValue) or hook.cells or hook.defaults or hook.kwdefaults:
-        raise Break(
-            "autograd-state", "Tensor.register_hook of a function with a closure or defaults"
-        )
-    return types.FunctionType(hook.code, hook.globals, hook.name)
+        return hook.obj, []
+    if not isinstance(hook, FunctionValue) or hook.defaults or hook.kwdefaults:
+        raise Break("autograd-state", "Tensor.register_hook of a function with defaults")
+    contents = [tx.force(cell.contents or NONE) for cell in hook.cells]
+    if not all(type(value) is TensorValue or value.is_constant() for value in contents):
+        raise Break("autograd-state", "Tensor.register_hook of a function that closes over objects")
+    empty = tuple(types.CellType() for _ in contents)
+    return types.FunctionType(hook.code, hook.globals, hook.name, None, empty), contents
 
 
-# ---- calls of `torch.autograd.Function` subclasses
+def _with_cells(function: Any, contents: tuple[Any, ...]) -> Any:
+    cells = tuple(map(types.CellType, contents))
+    return types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, None, cells
+    )
 
 
-_NO_SETUP = autograd_function._SingleLevelFunction.setup_context
+@method(TensorValue, "register_post_accumulate_grad_hook")
+def _register_last_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
+    if self.source is None or not (self.fake.requires_grad and _is_leaf(tx, self)):
+        raise Break("autograd-state", "a post-accumulate hook of a tensor that is no input leaf")
+    return _hook_input(tx, torch.Tensor.register_post_accumulate_grad_hook, self, tx.force(hook))
 
 
-@rule(torch_compat.FUNCTION_APPLY)
-def _apply(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
-    assert isinstance(cls, ClassValue)
-    if kwargs:
-        raise Break("unsupported-arguments", f"{cls.obj.__name__}.apply with keyword arguments")
-    arguments = [tx.force(arg) for arg in args]
-    _rehearse(tx, cls, arguments)
-    return tx.graph.emit("call_function", _node_target(cls.obj), arguments, {})
+@dataclass(eq=False)
+class InputHook(Value):
+    """The handle of a hook of a tensor from outside: the hook is registered by a deferred call."""
+
+    cls = RemovableHandle
+
+    source: Source | None
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        if name != "remove" or args or kwargs:
+            return super().call_method(tx, name, args, kwargs)
+        tx.calls.add(RemovableHandle.remove, self)
+        return NONE
 
 
-def _node_target(cls: Any) -> Callable[..., Any]:
-    """Return a plain function for the graph's node, since a bound class method has no name."""
-
-    def apply(*args: Any) -> Any:
-        return cls.apply(*args)
-
-    apply.__name__ = apply.__qualname__ = f"{cls.__name__}_apply"
-    return apply
-
-
-def _rehearse(tx: Tracer, cls: ClassValue, args: list[Value]) -> None:
-    """Execute forward and backward for their guards; the graph keeps none of their nodes."""
-    needs = [isinstance(arg, TensorValue) and arg.fake.requires_grad for arg in args]
-    recorded = torch.is_grad_enabled()
-    with rehearsal(tx, cls.obj.__name__, args):
-        ctx = UserObject(autograd_function.FunctionCtx)
-        ctx.attrs["needs_input_grad"] = TupleValue([constant(need) for need in needs])
-        outputs = _forward(tx, cls, ctx, args)
-        if recorded and any(needs):
-            _backward(tx, cls, ctx, outputs)
-
-
-def _forward(tx: Tracer, cls: ClassValue, ctx: UserObject, args: list[Value]) -> list[Value]:
-    forward = cls.tp_getattro(tx, "forward")
-    if cls.obj.setup_context is _NO_SETUP:
-        result = forward.tp_call(tx, [ctx, *args], {})
-    else:
-        result = forward.tp_call(tx, list(args), {})
-        cls.tp_getattro(tx, "setup_context").tp_call(tx, [ctx, tx.tuple_of(args), result], {})
-    return list(result.items) if isinstance(result, SequenceValue) else [result]
-
-
-def _backward(tx: Tracer, cls: ClassValue, ctx: UserObject, outputs: list[Value]) -> None:
-    ctx.attrs["saved_tensors"] = ctx.attrs.get("to_save", TupleValue([]))
-    grads = []
-    for output in outputs:
-        assert isinstance(output, TensorValue) or output.is_constant()
-        is_tensor = isinstance(output, TensorValue)
-        grads.append(output.call_method(tx, "clone", [], {}) if is_tensor else NONE)
-    cls.tp_getattro(tx, "backward").tp_call(tx, [ctx, *grads], {})
+def _hook_input(tx: Tracer, register: Any, tensor: TensorValue, hook: Value) -> Value:
+    """Register a hook for real, which the engine calls in backward passes after the graph."""
+    tensor.hooked_at = tx.steps.now if tensor.hooked_at < 0 else tensor.hooked_at
+    return InputHook(tx.calls.add(register, tensor, hook))

@@ -13,6 +13,7 @@ import os
 import random
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,9 +53,17 @@ def draw(
         hint = _draw_now(fresh(0), name, real, keywords)
     except Exception as error:
         raise Break("random-state", f"random.{name}: {error}") from None
-    if fresh is not random.Random and type(hint) not in (int, float, type(None)):
-        raise Break("random-state", "an array of random numbers")
-    return tx.runtime_value(tx.calls.add(_draw_now, owner, *row, early=True), hint)
+    source = tx.calls.add(_draw_now, owner, *row, early=True)
+    return DRAWN.get(type(hint), runtime_value)(tx, source, hint)
+
+
+def runtime_value(tx: Tracer, source: Source, hint: Any) -> Value:
+    """Return the value of a random number."""
+    return tx.runtime_value(source, hint)
+
+
+DRAWN: dict[type, Callable[[Tracer, Source, Any], Value]] = {}
+"""Type of what is drawn -> function that makes its value."""
 
 
 @method_of_each(

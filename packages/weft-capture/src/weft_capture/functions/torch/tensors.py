@@ -46,6 +46,11 @@ def _set_data(tx: Tracer, self: TensorValue, value: Value) -> None:
     """Replace the tensor of the value; an input tensor is changed after the graph."""
     if not isinstance(value, TensorValue) or tx.transforms or value.fake.requires_grad:
         raise Break("tensor-storage", "setting data of a tensor")
+    if self.source is not None and not self.fake.requires_grad and self.owner is None:
+        data = value.tp_getattro(tx, "data")
+        self.store(tx, "data", data)
+        tx.graph.replace(self, data)  # an operation on the tensor uses the new memory
+        return
     fakes = self.fake, value.fake
     layouts = [(fake.shape, fake.stride(), fake.dtype, fake.device) for fake in fakes]
     if layouts[0] != layouts[1]:
