@@ -49,5 +49,8 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
         return compile_graph(graph, inputs, options=options)
 
     return stage.load()(
-        gm, example_inputs, fw_compiler=compile_aten, decompositions=decompositions()
+        gm,
+        example_inputs,
+        fw_compiler=compile_aten,
+        decompositions=decompositions(options.strict_numerics),
     )

@@ -43,6 +43,7 @@ from weft_codegen.loops.program import CPU, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import Eager, measured
+from weft_codegen.nan_asserts import with_nan_asserts
 from weft_codegen.program_record import program_record
 from weft_codegen.trace import dump_of, write_program
 from weft_codegen.tune import loop_wins
@@ -85,12 +86,14 @@ def compile_graph(
         raise BackendCompilerError("codegen", text, remedy="call it under torch.no_grad()")
     if options.freezing and frozen:
         build = functools.partial(compile_graph, inputs=(), options=options, inference=True)
-        return Frozen(_aten(gm, inputs), frozen, build)
+        return Frozen(_aten(gm, inputs, options), frozen, build)
     with events.span("codegen"):
         try:
-            gm = _aten(gm, inputs)
+            gm = _aten(gm, inputs, options)
             with torch._C.DisableTorchFunction():  # `with torch.device(...)` of the caller
                 compiled = _compile(gm, inputs, options, inference)
+            if options.nan_asserts:
+                return compiled
             if settings.measure and options.measure and isinstance(compiled, CompiledGraph):
                 compiled = measured(compiled, gm)
             return with_cudagraphs(compiled, gm, options) if options.triton_cudagraphs else compiled
@@ -117,17 +120,19 @@ def make_program(
     Raises:
         NoLowering: the graph cannot be a program (sizes only known while running, for example).
     """
-    gm = _aten(gm, inputs)
+    gm = _aten(gm, inputs, options)
     dump = dump_of(options)
     if dump:
         dump.write("codegen.graph.py", graph_script(gm))
     with events.span("codegen.lower"):
-        lowered = lower_graph(gm, options.fallback_random)
+        rounding = {"rounds": options.emulate_precision_casts, "strict": options.strict_numerics}
+        lowered = lower_graph(gm, options.fallback_random, **rounding)
     if dump:
         dump.write("codegen.loops.txt", program_text(lowered) + "\n")
     with events.span("codegen.schedule"):
         prefer = loop_wins if options.max_autotune else None
-        program = schedule(lowered, fuse=options.epilogue_fusion, prefer=prefer)
+        fuse, strict = options.epilogue_fusion, options.strict_numerics
+        program = schedule(lowered, fuse=fuse, prefer=prefer, strict=strict)
     if settings.verify_ir:
         verify_program(program)
     recording.keep("program", lambda: program_record(lowered, program, gm))
@@ -148,7 +153,8 @@ def _compile(
             return _compile(gm, inputs, options, inference)
     with events.span("codegen.key"):
         threads = torch.get_num_threads()  # which the blocks of columns are cut for
-        key = None if dump_of(options) else graph_cache.graph_key(gm, options, inference, threads)
+        shown = dump_of(options) or options.nan_asserts
+        key = None if shown else graph_cache.graph_key(gm, options, inference, threads)
         known = None if key is None else graph_cache.load(key)
     if known is not None:
         events.counters["codegen"]["known_graphs"] += 1
@@ -157,18 +163,27 @@ def _compile(
         compiled.listen(known.origins, gm)
         return compiled
     before = gm
-    if inference:
+    if inference and not options.strict_numerics:
         with events.span("codegen.layout"):
             gm = in_channels_last(gm)
     program = make_program(gm, inputs, options)
+    if options.nan_asserts:
+        return with_nan_asserts(program, lambda program: _build(program, gm, before, None, options))
     if settings.interpret:
         return lambda *args: run_program(program, args)
+    return _build(program, gm, before, key, options)
+
+
+def _build(
+    program: Program, gm: fx.GraphModule, before: fx.GraphModule, key: str | None, options: Options
+) -> Compiled:
+    """Step 5; `before` is the graph whose nodes the steps are named after."""
     if program.device != CPU:
         try:
             return _compile_elsewhere(program, gm)
         except NoTritonForm as reason:  # of a kernel that several operators share
             _hints.info("graph runs without fusion: %s", reason)
-            alone = make_program(gm, inputs, replace(options, epilogue_fusion=False))
+            alone = make_program(gm, (), replace(options, epilogue_fusion=False))
             return _compile_elsewhere(alone, gm)
     compiled = compile_program(program)
     compiled.listen(step_origins(program, before), before, timed(program))
@@ -216,10 +231,13 @@ def _is_aten(node: fx.Node) -> bool:
     return node.op != "call_method" and (node.op != "placeholder" or "val" in node.meta)
 
 
-def _aten(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+def _aten(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: Options = Options()
+) -> fx.GraphModule:
     """An aten graph as it is; one made of a torch-level graph, for inference."""
     if all(map(_is_aten, gm.graph.nodes)):
         return gm
     fakes = fake_inputs(gm, inputs)
     with events.span("codegen.trace"), torch.no_grad():
-        return trace_aten(gm, fakes, decompositions=decompositions())
+        table = decompositions(options.strict_numerics)
+        return trace_aten(gm, fakes, decompositions=table)

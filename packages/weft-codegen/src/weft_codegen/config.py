@@ -59,6 +59,9 @@ class Options:
     triton_cudagraphs: bool = _option(False, "replay CUDA graphs (GPU)", "triton.cudagraphs")
     measure: bool = _option(True, "run eager where the first calls show a graph to be slower")
     use_graph_deduplication: bool = _option(False, "compile repeated calls of modules once")
+    emulate_precision_casts: bool = _option(False, "round 16-bit results as each operator does")
+    strict_numerics: bool = _option(False, "eager's bits: only exact operators become loops")
+    nan_asserts: bool = _option(False, "raise where a kernel makes a NaN; tells its source line")
     trace_enabled: bool = _option(False, "write each stage to ./weft_trace", "trace.enabled")
     trace_graph_diagram: bool = _option(False, "add a diagram (SVG)", "trace.graph_diagram")
 

@@ -130,7 +130,7 @@ def codegen(
     backend = aot_autograd(
         fw_compiler=compile_aten,
         inference_compiler=partial(compile_aten, inference=True, frozen=frozen),
-        decompositions=weft_codegen.decompositions(),
+        decompositions=weft_codegen.decompositions(options.strict_numerics),
     )
     if options.freezing or options.triton_cudagraphs:
         return backend(gm, example_inputs)

@@ -152,8 +152,17 @@ def _base_name(op: Any) -> str:
     return str(schema.name) if schema is not None else str(op)
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The decomposition table for tracing graphs that this package compiles: op -> function."""
+# What only moves or selects elements, for strict numerics.
+_EXACT = ("select_scatter", "t", "masked_fill", "zeros_like", "ones_like", "new_zeros", "new_ones")
+
+
+def decompositions(strict: bool = False) -> dict[Any, Callable[..., Any]]:
+    """The decomposition table for tracing graphs that this package compiles: op -> function.
+
+    With `strict` only that of operators whose decomposition computes nothing.
+    """
+    if strict:
+        return {op: rule for op, rule in _table().items() if _base_name(op)[6:] in _EXACT}
     if not torch.are_deterministic_algorithms_enabled():
         return dict(_table())
     return {op: rule for op, rule in _table().items() if _base_name(op)[6:] not in VARYING}

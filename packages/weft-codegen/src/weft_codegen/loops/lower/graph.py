@@ -23,12 +23,13 @@ from weft_codegen.loops.expr import Load, cost, walk
 from weft_codegen.loops.index import ONE, ZERO, Size, as_axis, single
 from weft_codegen.loops.lower import fxnodes
 from weft_codegen.loops.lower.decompose import VARYING
-from weft_codegen.loops.lower.lazy_tensor import LazyTensor, broadcast_at, index_space
+from weft_codegen.loops.lower.lazy_tensor import ROUNDS, LazyTensor, broadcast_at, index_space
 from weft_codegen.loops.lower.lowering import Call, LoweringContext
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.rows import LOWERINGS
 from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index
 from weft_codegen.loops.lower.sizes import bound_sizes, learn
+from weft_codegen.loops.lower.strict import is_exact
 
 _log = events.logger("codegen", "lowering")
 
@@ -44,22 +45,34 @@ NO_ROW = "no row in the lowering table"
 _CHAIN_LIMIT = 64
 
 
-def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> ir.Program:
+def lower_graph(
+    gm: fx.GraphModule,
+    fallback_random: bool = True,
+    *,
+    rounds: bool = False,
+    strict: bool = False,
+) -> ir.Program:
     """Lower an aten graph whose nodes carry `meta["val"]`.
 
-    With `fallback_random` random operators are externs, else numbers of random.py.
+    With `fallback_random` random operators are externs, else numbers of random.py. With `rounds`
+    each 16-bit result is rounded; with `strict` only exact operators become loops (strict.py).
     The graph is functional apart from trailing `aten.copy_(placeholder, value)` nodes.  Raises
     NoLowering when the graph as a whole has no program (unbacked sizes, other mutations).
     """
-    with rewritten(learn(gm)):
-        return GraphLowering(gm, fallback_random).run()
+    token = ROUNDS.set(rounds or strict)
+    try:
+        with rewritten(learn(gm)):
+            return GraphLowering(gm, fallback_random, strict).run()
+    finally:
+        ROUNDS.reset(token)
 
 
 class GraphLowering(LoweringContext):
     """State of one graph's lowering."""
 
-    def __init__(self, gm: fx.GraphModule, fallback_random: bool) -> None:
+    def __init__(self, gm: fx.GraphModule, fallback_random: bool, strict: bool) -> None:
         super().__init__(fallback_random)
+        self._strict = strict
         self._gm = gm
         self._env: dict[fx.Node, Any] = {}
         self._inputs: list[ir.Input] = []
@@ -159,7 +172,8 @@ class GraphLowering(LoweringContext):
             self._env[node] = self._operator(node, target, args, kwargs)
 
     def _operator(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
-        if (product := fxnodes.added_product(node, self._sums)) is not None:
+        product = None if self._strict else fxnodes.added_product(node, self._sums)
+        if product is not None:
             target, args, kwargs = torch.ops.aten.addmm.default, self._arguments(product), {}
         inlined = [o for t in _tensors((args, kwargs)) if not t.in_memory for o in t.origins]
         origins = tuple(dict.fromkeys((*inlined, origin_text(node))))
@@ -170,6 +184,8 @@ class GraphLowering(LoweringContext):
             reason = NO_ROW
         elif name in VARYING and torch.are_deterministic_algorithms_enabled():
             reason = "deterministic algorithms are asked for"
+        elif self._strict and not is_exact(name, node.meta["val"], node.args, node.kwargs):
+            reason = "strict numerics: a loop may have other bits"
         else:
             try:
                 result = row(call, *args, **kwargs)

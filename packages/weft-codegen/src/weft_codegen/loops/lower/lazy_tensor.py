@@ -18,7 +18,8 @@ from weft_codegen.loops.expr import Expr, cast, compute_dtype, load
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis, least
 from weft_codegen.loops.program import CPU, Buffer
 
-_rounds: ContextVar[bool] = ContextVar("rounds", default=False)
+ROUNDS: ContextVar[bool] = ContextVar("rounds", default=False)
+"""Whether what `at` computes in 16 bits is rounded at each operator, though nothing is stored."""
 Indices = Sequence[IndexExpr]
 Element = Callable[[Indices], Expr]
 
@@ -56,7 +57,7 @@ class LazyTensor:
         root = self.root
         if root is not None and root.buffer is not None and root.buffer.strides == root.strides:
             return self._load(root.buffer, self.strides, self.offset, where)
-        rounds = _rounds.get()
+        rounds = ROUNDS.get()
         key = (rounds, *where)
         found = self._seen.get(key)
         if found is None:
@@ -71,11 +72,11 @@ class LazyTensor:
         """The element as eager has it, for what compares elements: each operator's result is of its
         dtype, where `at` rounds to 16 bits only what is stored. A forward and a backward that
         makes a value again then agree whatever either of them stores."""
-        token = _rounds.set(True)
+        token = ROUNDS.set(True)
         try:
             return self.at(where)
         finally:
-            _rounds.reset(token)
+            ROUNDS.reset(token)
 
     def _load(self, buffer: Buffer, strides: Indices, offset: IndexExpr, where: Indices) -> Expr:
         position = offset + offset_of(where, strides)

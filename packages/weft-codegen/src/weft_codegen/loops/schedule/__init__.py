@@ -21,12 +21,14 @@ from weft_codegen.loops.schedule.split_reduction import split_reductions
 __all__ = ["schedule"]
 
 
-def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = None) -> Program:
+def schedule(
+    lowered: Program, *, fuse: bool = True, prefer: Prefer | None = None, strict: bool = False
+) -> Program:
     """The program of a lowered graph; without `fuse` every node gets a kernel of its own.
 
-    `prefer` decides which larger matrix products become loops too (see matmul.py).
+    `prefer` decides which larger matrix products become loops too (see matmul.py); `strict`: none.
     """
-    lowered = split_reductions(small_products(lowered, prefer) if fuse else lowered)
+    lowered = split_reductions(small_products(lowered, prefer) if fuse and not strict else lowered)
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
     units = Fusion(lowered, items).run(join_groups=fuse)
