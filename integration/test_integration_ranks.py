@@ -159,6 +159,39 @@ def collectives_are_nodes_but_for_objects(rank):
     assert list(weft.counters["graph_break"]) == ["communication"], weft.counters["graph_break"]
 
 
+def many(x, y, w):
+    group, size = dist.group.WORLD, dist.get_world_size()
+    a, b = fc.all_reduce(x.sin(), "sum", group), fc.all_reduce(y * 2, "sum", group)
+    c = fc.all_reduce(a + 1, "sum", group)  # after a
+    d = fc.all_reduce(w.exp(), "max", group)
+    e = fc.all_reduce(fc.all_gather_tensor(c.cos(), 0, group), "sum", group)  # after c
+    rows = fc.all_gather_tensor(x, 0, group), fc.all_gather_tensor(y.view(5, 2), 0, group)
+    parts = [
+        fc.reduce_scatter_tensor(torch.cat([t] * size), "sum", 0, group) for t in (x.cos(), y + 3)
+    ]
+    return a, b, c, d, e.sum(0), *rows, *parts
+
+
+def small_collectives_are_joined(rank):
+    os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp()  # what is loaded is not counted
+    generator = torch.Generator().manual_seed(rank)
+    inputs = [torch.randn(size, generator=generator) for size in ((4, 3), (2, 5), (7,))]
+    wanted = many(*inputs)
+    for options, expected in (
+        ({}, {"all_reduce": 5, "all_gather": 2, "reduce_scatter": 2}),
+        # The first two sums; each other needs one before, or is a maximum.
+        ({"bucket_collectives": True}, {"all_reduce": 4, "all_gather": 1, "reduce_scatter": 1}),
+    ):
+        weft.reset()
+        weft.counters.clear()
+        found = weft.compile(many, fullgraph=True, options=options)(*inputs)
+        torch.testing.assert_close(found, wanted)
+        calls = weft.counters["extern"]
+        names = {kind: sum(n for op, n in calls.items() if kind in op) for kind in expected}
+        assert names == expected, (options, calls)
+        assert torch._C._distributed_c10d._get_work_registry_size() == 0
+
+
 class Attention(nn.Module):
     """A block in tensor parallel: heads and hidden units are spread over the ranks."""
 
@@ -203,6 +236,7 @@ def worker(folder, rank):
         (checkpoints_hold_compiled_models, (f"{folder}/saved",)),
         (stages_of_a_pipeline, ()),
         (collectives_are_nodes_but_for_objects, ()),
+        (small_collectives_are_joined, ()),
         (tensor_parallel_graphs_are_generated, ()),
     ):
         weft.reset()

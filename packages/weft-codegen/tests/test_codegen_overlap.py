@@ -1,8 +1,11 @@
-"""When collectives start and are waited for: orders of steps, without other processes."""
+"""When collectives start and are waited for, and which are joined, without other processes."""
 
 import pytest
 import torch
 from codegen_check import program_of
+from torch.fx.experimental.proxy_tensor import make_fx
+from weft_codegen.collective_buckets import join_collectives
+from weft_codegen.config import settings
 from weft_codegen.kernels.plan import Allocation, MemoryPlan
 from weft_codegen.loops.program import Extern, Launch
 
@@ -35,7 +38,8 @@ def group():
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
 
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield
+    with settings.patch(collective_bucket=0):
+        yield
     torch.distributed.destroy_process_group()
 
 
@@ -108,3 +112,70 @@ def test_memory_that_a_collective_may_read_later_is_not_used_again():
     sent = next(s for s in program.steps if isinstance(s, Extern) and "all_reduce" in str(s.op))
     assert plan.allocation[plan.root[sent.args[0].name]] is Allocation.OWNED
     assert plan.root[sent.args[0].name] not in plan.over.values()
+
+
+def reduce(x, op="sum"):
+    return ops.wait_tensor(ops.all_reduce(x, op, "0"))
+
+
+def joined(function, *inputs, limit=1 << 20, every=True):
+    """Names of operators before and after collectives are joined."""
+    gm = make_fx(function, tracing_mode="fake")(*inputs)
+    found = []
+    for graph in (gm.graph, join_collectives(gm, limit, every).graph):
+        graph.lint()
+        calls = [node for node in graph.nodes if node.op == "call_function"]
+        found.append([getattr(call.target, "_opname", "getitem") for call in calls])
+    return found
+
+
+def test_collectives_that_need_each_other_are_not_joined():
+    def step(x, y):
+        a = reduce(x)
+        c = reduce(a, "max")
+        d = reduce(y, "max")
+        return a, c, d, reduce(d), reduce(y)  # of the sums the last two can go with the first
+
+    before, after = joined(step, torch.randn(4), torch.randn(3))
+    assert (before.count("all_reduce"), after.count("all_reduce")) == (5, 3)
+
+
+def test_joining_stops_at_the_limit_and_at_dtypes():
+    def step(*inputs):
+        return [reduce(x * 2) for x in inputs]
+
+    inputs = [torch.randn(4), torch.randn(4), torch.randn(4), torch.zeros(4, dtype=torch.int64)]
+    for limit, count in ((0, 4), (15, 4), (32, 3), (48, 2)):
+        _, after = joined(step, *inputs, limit=limit)
+        assert after.count("all_reduce") == count, limit
+
+
+def test_random_numbers_are_drawn_in_their_order():
+    def step(x, y):
+        a = reduce(x.sin())
+        first = torch.rand_like(x) * a
+        second = torch.randint_like(y, 9)
+        return first, second, reduce(y + second)
+
+    _, after = joined(step, torch.randn(4), torch.randn(3))
+    assert after.count("all_reduce") == 1
+    assert after.index("rand_like") < after.index("randint_like")
+
+
+def test_only_gathers_of_inputs_are_joined_unasked():
+    def step(x, y):
+        a, b = ops.wait_tensor(gather(x.to(torch.float64))), ops.wait_tensor(gather(y.double()))
+        return a, b, ops.wait_tensor(gather(y.double().sin())), reduce(x), reduce(y)
+
+    _, after = joined(step, torch.randn(4), torch.randn(3), every=False)
+    assert after.count("all_gather_into_tensor") == after.count("all_reduce") == 2
+
+
+def test_a_list_of_small_tensors_is_sent_as_one():
+    def step(x, y):
+        sent = ops.reduce_scatter_tensor_coalesced([x, y], "avg", 2, "0")
+        return [ops.wait_tensor(one) for one in sent]
+
+    before, after = joined(step, torch.randn(4, 3), torch.randn(2))
+    assert "reduce_scatter_tensor_coalesced" in before
+    assert "reduce_scatter_tensor_coalesced" not in after and "reduce_scatter_tensor" in after

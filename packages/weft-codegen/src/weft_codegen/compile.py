@@ -28,6 +28,7 @@ from weft_core.fake import fake_inputs
 from weft_core.tracing import trace_aten
 
 from weft_codegen import graph_cache
+from weft_codegen.collective_buckets import join_collectives
 from weft_codegen.config import Options, settings
 from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import Frozen
@@ -121,6 +122,7 @@ def make_program(
         NoLowering: the graph cannot be a program (sizes only known while running, for example).
     """
     gm = _aten(gm, inputs, options)
+    gm = join_collectives(gm, settings.collective_bucket, options.bucket_collectives)
     dump = dump_of(options)
     if dump:
         dump.write("codegen.graph.py", graph_script(gm))

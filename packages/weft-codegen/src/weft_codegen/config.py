@@ -24,6 +24,8 @@ class CodegenSettings(Settings):
             None means that it is waited for.
         check_bounds: compare each load and store of generated C with how many elements its buffer
             has, and raise where one is outside (for tests; much slower); WEFT_CHECK_BOUNDS=1.
+        collective_bucket: bytes up to which small collectives of a graph are sent together: gathers
+            of parameters, with the option `bucket_collectives` others, too; 0 joins none.
         measure: let graphs prove themselves against eager (see measure.py); the environment
             variable WEFT_MEASURE=0 turns it off for a process and what it starts.
     """
@@ -33,6 +35,7 @@ class CodegenSettings(Settings):
     keep_freed_memory: Annotated[int, AtLeast(0)] = 128 << 20
     compiler_timeout: Annotated[float, AtLeast(0.1)] | None = 60.0
     check_bounds: bool = field(default_factory=lambda: environment_flag("WEFT_CHECK_BOUNDS", False))
+    collective_bucket: Annotated[int, AtLeast(0)] = 1 << 20
     measure: bool = field(default_factory=lambda: environment_flag("WEFT_MEASURE"))
 
 
@@ -62,6 +65,7 @@ class Options:
     emulate_precision_casts: bool = _option(False, "round 16-bit results as each operator does")
     strict_numerics: bool = _option(False, "eager's bits: only exact operators become loops")
     nan_asserts: bool = _option(False, "raise where a kernel makes a NaN; tells its source line")
+    bucket_collectives: bool = _option(False, "join small collectives; ranks must be alike")
     trace_enabled: bool = _option(False, "write each stage to ./weft_trace", "trace.enabled")
     trace_graph_diagram: bool = _option(False, "add a diagram (SVG)", "trace.graph_diagram")
 
