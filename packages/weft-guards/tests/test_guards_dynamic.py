@@ -130,6 +130,14 @@ def test_listed_sources_are_dynamic_whatever_else_is_said(listed, wanted):
         assert not DynamicPolicy(False).int_is_dynamic(X, 1)
 
 
+def test_listed_sources_are_unbacked():
+    with settings.patch(unbacked_sources="L['x']:1"):
+        assert {
+            dim: mark.kind.value for dim, mark in DynamicPolicy().marks(X, shape(4, 5)).items()
+        } == {1: "mark_unbacked"}
+        assert DynamicPolicy().dims(X, shape(4, 5)) == (S, D)
+
+
 def test_static_programs_do_not_load_sympy():
     program = """
 import sys, torch

@@ -152,3 +152,11 @@ def test_many_writers_leave_a_whole_file(folder):
     facts = json.loads(cachedir.read_checked(path))
     assert facts
     assert {tuple(fact) for fact in facts} <= {(f"L[{index}]",) for index in range(8)}
+
+
+def test_jobs_have_profiles_of_their_own(another_process):
+    with settings.patch(job_id="training/7"):
+        learn()
+        another_process()
+        assert policy().int_is_dynamic(N, 9)
+    assert not policy().int_is_dynamic(N, 9)

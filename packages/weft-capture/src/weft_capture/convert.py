@@ -51,6 +51,7 @@ from weft_capture.model.scope import library_guards
 from weft_capture.output.assemble import Assembly
 from weft_capture.output.capture_cache import CaptureCache, rows_of, to_bytes
 from weft_capture.output.capture_logs import log_code, log_graph
+from weft_capture.policy import break_mode
 from weft_capture.policy.selection import has_tensor_work
 from weft_capture.tensors.inputs import GraphInput
 from weft_capture.tensors.modes import around, level_around
@@ -182,6 +183,7 @@ def convert(task: Task) -> Converted:
 def _refused(record: BreakRecord) -> Unsupported:
     """Return the error for a break met with fullgraph=True."""
     text = f"{record.why}: {record.detail}"
+    break_mode.clear()
     return Unsupported(record.code, text, record.advice, record.user_stack)
 
 
@@ -191,7 +193,8 @@ def _convert(do: Task) -> Converted:
     if do.request.limit is not None and do.break_at < 0:
         steps.break_at = do.request.limit.break_at
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
-    tx.answers, tx.fullgraph = do.answers, do.request.fullgraph
+    tx.answers = do.answers
+    tx.fullgraph = break_mode.current(do.request.fullgraph)
     tx.graph.reading = tx.fullgraph  # where a break is an error, numbers come out of tensors
     tx.marks_modules = do.request.marks_modules
     try:
@@ -279,7 +282,7 @@ def _drafted(
             mode = Break("modes", "a graph that ends inside a function mode")
             stopped = outer.break_at(tx.overrides.opened[0], stopped.error if stopped else mode)
         if stopped is not None:
-            if do.request.fullgraph and not REASONS[stopped.error.code].expected:
+            if tx.fullgraph and not REASONS[stopped.error.code].expected:
                 raise _refused(report_break(stopped.error))
             endless = steps.no_tensor_yet and stopped.error.code == "too-long"
             as_it_is = stopped.error.eager_frame is outer
@@ -299,7 +302,7 @@ def _drafted(
             stopped = outer.break_at(end - 1, reason)
         elif stopped is not None and len(stopped.frames) > 1:
             stopped = outer.break_at(stopped.frames[0].step, stopped.error)
-        elif do.request.fullgraph and not REASONS[reason.code].expected:
+        elif tx.fullgraph and not REASONS[reason.code].expected:
             raise _refused(report_break(reason))
         else:
             return None, Stop(reason, ())

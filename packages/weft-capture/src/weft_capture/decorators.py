@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -10,14 +11,16 @@ from typing import Any, NoReturn, TypeVar
 from weft_core import torch_compiler_shim
 from weft_core.arguments import checked, name_of
 from weft_core.errors import InvalidArgument
+from weft_core.inlinable import inlinable
 
 from weft_capture import frame
 from weft_capture.breaks import Break
 from weft_capture.functions.table import code_rule, decline, graph, rule
-from weft_capture.model.constant import NONE, TRUE, fold
+from weft_capture.model.constant import NONE, TRUE, constant, fold
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.model.region_marks import mark_call
+from weft_capture.policy import break_mode
 from weft_capture.policy.coroutine_entry import driven
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,11 +45,57 @@ def skip_frame(msg: str = "") -> None:
     """Run the frame that calls this eagerly as a whole; does nothing outside of capture."""
 
 
-@rule(skip_frame, torch_compiler_shim.SKIP_FRAME)
+@rule(skip_frame, *torch_compiler_shim.SKIP_FRAME)
 def _skip(tx: Tracer, msg: Value | None = None) -> NoReturn:
     error = Break("skip-frame", "" if msg is None else str(msg.as_constant()))
     error.eager_frame = tx.frame
     raise error
+
+
+class error_on_graph_break(contextlib.ContextDecorator):  # noqa: N801 - torch's name
+    """Make graph breaks errors, or not, in a block or function, whatever `fullgraph` says.
+
+    Args:
+        error: True for errors.
+    """
+
+    def __init__(self, error: bool) -> None:
+        self.error = error
+
+    def __enter__(self) -> None:
+        break_mode.push(self.error)
+
+    def __exit__(self, *_: object) -> None:
+        break_mode.pop()
+
+
+def _enter_mode(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> Value:
+    error = args[0].tp_getattro(tx, "error")
+    args[0].tp_setattro(tx, "before", constant(tx.fullgraph))
+    _set_mode(tx, bool(error.as_constant()))
+    tx.calls.add(break_mode.push, error)
+    return NONE
+
+
+def _set_mode(tx: Tracer, error: bool) -> None:
+    tx.journal.on_rollback(functools.partial(setattr, tx, "fullgraph", tx.fullgraph))
+    tx.fullgraph = error
+
+
+def _leave_mode(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> Value:
+    _set_mode(tx, args[0].tp_getattro(tx, "before").as_constant())
+    tx.calls.add(break_mode.pop)
+    return NONE
+
+
+inlinable(error_on_graph_break.__init__)
+code_rule(error_on_graph_break.__enter__.__code__)(_enter_mode)
+code_rule(error_on_graph_break.__exit__.__code__)(_leave_mode)
+
+
+@rule(torch_compiler_shim.ERROR_ON_BREAK)
+def _of_torch(tx: Tracer, error: Value) -> Value:
+    return tx.const_object(error_on_graph_break).tp_call(tx, [error], {})
 
 
 @rule(frame.run)

@@ -4,6 +4,8 @@ compile_graph(gm, inputs) is the door; compile.py names the steps behind it.  ba
 as a torch.compile backend.  loops/program.py defines the IR between graph and code.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from weft_codegen.compile import compile_graph, decompositions, make_program
 from weft_codegen.config import Options
 from weft_codegen.cudagraphs import with_cudagraphs
@@ -11,11 +13,16 @@ from weft_codegen.freezing import frozen_inputs
 from weft_codegen.kernels.build import INCLUDE
 from weft_codegen.measure import Eager
 
+if TYPE_CHECKING:
+    from weft_codegen.patterns import Patterns, fill_values
+
 __all__ = [
     "Eager",
     "Options",
+    "Patterns",
     "compile_graph",
     "decompositions",
+    "fill_values",
     "frozen_inputs",
     "get_include",
     "make_program",
@@ -26,3 +33,12 @@ __all__ = [
 def get_include() -> str:
     """The folder of weft.h, with which C programs call generated libraries."""
     return str(INCLUDE)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what few programs use when it is asked for."""
+    if name not in ("Patterns", "fill_values"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from weft_codegen import patterns  # noqa: PLC0415
+
+    return getattr(patterns, name)

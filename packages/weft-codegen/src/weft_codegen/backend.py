@@ -52,5 +52,5 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
         gm,
         example_inputs,
         fw_compiler=compile_aten,
-        decompositions=decompositions(options.strict_numerics),
+        decompositions=decompositions(options.keeps_operators),
     )

@@ -128,12 +128,13 @@ def make_program(
         dump.write("codegen.graph.py", graph_script(gm))
     with events.span("codegen.lower"):
         rounding = {"rounds": options.emulate_precision_casts, "strict": options.strict_numerics}
-        lowered = lower_graph(gm, options.fallback_random, **rounding)
+        called = options.fallback_by_default
+        lowered = lower_graph(gm, options.fallback_random, **rounding, called=called)
     if dump:
         dump.write("codegen.loops.txt", program_text(lowered) + "\n")
     with events.span("codegen.schedule"):
         prefer = loop_wins if options.max_autotune else None
-        fuse, strict = options.epilogue_fusion, options.strict_numerics
+        fuse, strict = options.epilogue_fusion, options.keeps_operators
         program = schedule(lowered, fuse=fuse, prefer=prefer, strict=strict)
     if settings.verify_ir:
         verify_program(program)
@@ -165,7 +166,7 @@ def _compile(
         compiled.listen(known.origins, gm)
         return compiled
     before = gm
-    if inference and not options.strict_numerics:
+    if inference and not options.keeps_operators:
         with events.span("codegen.layout"):
             gm = in_channels_last(gm)
     program = make_program(gm, inputs, options)
@@ -241,5 +242,5 @@ def _aten(
         return gm
     fakes = fake_inputs(gm, inputs)
     with events.span("codegen.trace"), torch.no_grad():
-        table = decompositions(options.strict_numerics)
+        table = decompositions(options.keeps_operators)
         return trace_aten(gm, fakes, decompositions=table)

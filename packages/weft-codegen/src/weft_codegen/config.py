@@ -26,6 +26,7 @@ class CodegenSettings(Settings):
             has, and raise where one is outside (for tests; much slower); WEFT_CHECK_BOUNDS=1.
         collective_bucket: bytes up to which small collectives of a graph are sent together: gathers
             of parameters, with the option `bucket_collectives` others, too; 0 joins none.
+        cache_key_tag: a text that is part of the key of what is kept on disk.
         measure: let graphs prove themselves against eager (see measure.py); the environment
             variable WEFT_MEASURE=0 turns it off for a process and what it starts.
     """
@@ -36,6 +37,7 @@ class CodegenSettings(Settings):
     compiler_timeout: Annotated[float, AtLeast(0.1)] | None = 60.0
     check_bounds: bool = field(default_factory=lambda: environment_flag("WEFT_CHECK_BOUNDS", False))
     collective_bucket: Annotated[int, AtLeast(0)] = 1 << 20
+    cache_key_tag: str = ""
     measure: bool = field(default_factory=lambda: environment_flag("WEFT_MEASURE"))
 
 
@@ -64,10 +66,16 @@ class Options:
     use_graph_deduplication: bool = _option(False, "compile repeated calls of modules once")
     emulate_precision_casts: bool = _option(False, "round 16-bit results as each operator does")
     strict_numerics: bool = _option(False, "eager's bits: only exact operators become loops")
+    fallback_by_default: bool = _option(False, "call each operator; only views are no calls")
     nan_asserts: bool = _option(False, "raise where a kernel makes a NaN; tells its source line")
     bucket_collectives: bool = _option(False, "join small collectives; ranks must be alike")
     trace_enabled: bool = _option(False, "write each stage to ./weft_trace", "trace.enabled")
     trace_graph_diagram: bool = _option(False, "add a diagram (SVG)", "trace.graph_diagram")
+
+    @property
+    def keeps_operators(self) -> bool:
+        """Whether the operators stay eager's: none is decomposed or moved to another layout."""
+        return self.strict_numerics or self.fallback_by_default
 
     @classmethod
     def table(cls) -> dict[str, tuple[Any, str]]:

@@ -21,7 +21,13 @@ COMPILER = "torch._dynamo"
 STAGES = (COMPILER, "torch._inductor")
 """Modules whose functions have no place in a graph."""
 GRAPH_BREAK = f"{COMPILER}.decorators.graph_break"
-SKIP_FRAME = f"{COMPILER}.decorators.skip_frame"
+SKIP_FRAME = tuple(f"{COMPILER}.decorators.{name}" for name in ("skip_frame", "step_unsupported"))
+ERROR_ON_BREAK = f"{COMPILER}.decorators.error_on_graph_break"
+NO_EFFECT = tuple(
+    f"{COMPILER}.decorators.{name}"
+    for name in ("dont_skip_tracing", "disable_nested_graph_breaks", "patch_dynamo_config")
+)
+"""Context managers of its own compiler's choices."""
 MARKS = tuple(f"{COMPILER}.decorators.mark_static{kind}" for kind in ("", "_address"))
 """Functions that say of a tensor only what its own compiler makes use of."""
 IS_COMPILING = f"{COMPILER}.external_utils.is_compiling"

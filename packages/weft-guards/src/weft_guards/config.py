@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -24,6 +25,8 @@ class GuardsSettings(Settings):
         dynamic_sources: sources that are symbolic from the start, whatever else is said: a comma
             list of names as guards print them (`L['x']`) or regular expressions for their
             beginning; `:N` behind one means only dimension N.
+        unbacked_sources: in the same way, sizes on which nothing may depend, as with mark_unbacked.
+        job_id: programs with another id keep another record of what varied; WEFT_JOB_ID sets it.
         specialize_int: never make int arguments symbolic, only sizes.
         specialize_float: never make floats inputs of a graph, learning rates included.
         native_checks: run checks in C where the extension was built and validated.
@@ -35,6 +38,8 @@ class GuardsSettings(Settings):
     automatic_dynamic_shapes: bool = True
     automatic_dynamic_local_pgo: bool = field(default_factory=lambda: environment_flag("WEFT_PGO"))
     dynamic_sources: str = ""
+    unbacked_sources: str = ""
+    job_id: str = field(default_factory=lambda: os.environ.get("WEFT_JOB_ID", ""))
     specialize_int: bool = False
     specialize_float: bool = False
     native_checks: bool = True

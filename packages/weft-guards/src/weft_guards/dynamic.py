@@ -115,7 +115,11 @@ class DynamicPolicy:
         """Return the marks of a tensor by dimension, or of an int as dimension 0."""
         if self.spec is not None:
             return self.spec.marks(source, value)
-        return marks_of(value) if isinstance(value, torch.Tensor) else {}
+        if not isinstance(value, torch.Tensor):
+            return {}
+        unbacked = settings.unbacked_sources and range(value.dim())
+        named = [dim for dim in unbacked or () if is_named(settings.unbacked_sources, source, dim)]
+        return {dim: Mark(Kind.UNBACKED) for dim in named} | marks_of(value)
 
     def check(self, source: Source, tensor: torch.Tensor, sizes: Sequence[Any]) -> None:
         """Refuse a capture that made a constant of a dimension that is to be dynamic.
@@ -201,7 +205,12 @@ class DynamicPolicy:
 
 def is_dynamic_source(source: Source, dim: int | None = None) -> bool:
     """Say whether `config.dynamic_sources` names a number, or a dimension of a tensor."""
-    listed = filter(None, map(str.strip, settings.dynamic_sources.split(",")))
+    return is_named(settings.dynamic_sources, source, dim)
+
+
+def is_named(names: str, source: Source, dim: int | None = None) -> bool:
+    """Say whether a setting such as `config.dynamic_sources` names a number or a dimension."""
+    listed = filter(None, map(str.strip, names.split(",")))
     for pattern, only in re.findall(r"^(.+?)(?::(\d+))?$", "\n".join(listed), re.MULTILINE):
         if dim is None or not only or int(only) == dim:
             name = source.expr()

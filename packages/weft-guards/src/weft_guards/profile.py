@@ -18,6 +18,7 @@ from weft_core import cachedir
 from weft_core.errors import CompilerUnavailable
 from weft_core.events import logger, notify
 
+from weft_guards.config import settings
 from weft_guards.sources import is_literal
 
 _log = logger("guards", "dynamic")
@@ -62,7 +63,8 @@ class Profile:
             _log.info("%s: what varies was not kept: %s", self.name, error)
 
     def _path(self) -> Path:
-        return cachedir.cache_dir("dynamism") / f"{self.file}.json"
+        job = hashlib.sha256(settings.job_id.encode()).hexdigest()[:8] if settings.job_id else ""
+        return cachedir.cache_dir("dynamism") / f"{self.file}{job}.json"
 
 
 def _digest(code: CodeType) -> str:

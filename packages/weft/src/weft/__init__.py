@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from weft_capture import assume_constant_result as assume_constant_result
     from weft_capture import disable as disable
     from weft_capture import disallow_in_graph as disallow_in_graph
+    from weft_capture import error_on_graph_break as error_on_graph_break
     from weft_capture import explain as explain
     from weft_capture import graph_break as graph_break
     from weft_capture import is_compiling as is_compiling
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from weft.mega_cache import save_cache_artifacts as save_cache_artifacts
     from weft.pipeline import aot_autograd as aot_autograd
     from weft.pipeline import cudagraph_mark_step_begin as cudagraph_mark_step_begin
+    from weft.regional import compile_repeated_blocks as compile_repeated_blocks
     from weft.reports import report as report
     from weft.reports import report_by_rank as report_by_rank
     from weft.state import reset as reset
@@ -70,13 +72,15 @@ __version__ = "0.1.0"
 
 # module -> the names that it has
 _LAZY = {
-    "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
-    "graph_break is_compiling nonstrict_trace show_code skip_frame substitute_in_graph",
+    "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph "
+    "error_on_graph_break explain graph_break is_compiling nonstrict_trace show_code skip_frame "
+    "substitute_in_graph",
     "weft.bisection": "bisect",
     "weft.compiler": "mark_static_address run",
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",
     "weft.pipeline": "aot_autograd cudagraph_mark_step_begin",
+    "weft.regional": "compile_repeated_blocks",
     "weft.reports": "report report_by_rank",
     "weft.state": "reset set_stance",
 }

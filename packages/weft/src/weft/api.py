@@ -101,9 +101,8 @@ def compile(
         from weft.pipeline import CompileRequest  # noqa: PLC0415
     parsed = parse_options(mode, options, own=is_own(backend))
     rules = CacheRules(dynamic, recompile_limit, parsed.guard_filter, name)
-    request = CompileRequest(
-        backend, fullgraph, parsed.options, rules, shapes_spec, isolate_recompiles, parsed.keywords
-    )
+    how = (shapes_spec, isolate_recompiles, parsed.keywords, parsed.passes)
+    request = CompileRequest(backend, fullgraph, parsed.options, rules, *how)
     apply = functools.partial(apply_request, None if disable else request)
     return apply if model is None else apply(model)
 

@@ -32,6 +32,7 @@ MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {"triton.cudagraphs": True},
     "max-autotune-no-cudagraphs": {"max_autotune": True},
+    "lite": {"fallback_by_default": True},
     "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
 }
 
@@ -69,11 +70,21 @@ class Parsed:
         options: for weft's code generator.
         guard_filter: leaves guards out, for any backend.
         keywords: for another backend, as torch.compile passes them.
+        passes: functions of graphs, by their names in `PASSES`.
     """
 
     options: Options
     guard_filter: GuardFilter | None
     keywords: Mapping[str, Any]
+    passes: tuple[tuple[str, Any], ...] = ()
+
+
+PASSES = {
+    f"{stage}_custom_{when}_pass": stage
+    for stage in ("joint", "post_grad") for when in ("pre", "post")
+}  # fmt: skip
+"""Options that take a function which changes an aten graph: of forward and backward together, or of
+each by itself."""
 
 
 def parse_options(
@@ -98,13 +109,18 @@ def parse_options(
         detail = f"guard_filter_fn takes a function, not {guard_filter!r}."
         raise InvalidArgument("guard_filter_fn", detail=detail)
     if not own:
-        given = {"mode": None if mode == "default" else mode, "options": chosen}
-        keywords = {name: value for name, value in given.items() if value}
+        named = {"mode": None if mode == "default" else mode, "options": chosen}
+        keywords = {name: value for name, value in named.items() if value}
         return Parsed(_options()(), guard_filter, keywords)
     if mode is not None:
         chosen = list_mode_options(mode)
+    given = {name: chosen.pop(name) for name in PASSES if chosen.get(name) is not None}
+    for name, one in given.items():
+        if not callable(one):
+            raise InvalidArgument(name, detail=f"{name} takes a function, not {one!r}.")
     chosen = {name.replace("-", "_"): value for name, value in chosen.items()}
-    return Parsed(_options().parse(_effective(chosen)), guard_filter, {})
+    passes = tuple((name, given[name]) for name in PASSES if name in given)
+    return Parsed(_options().parse(_effective(chosen)), guard_filter, {}, passes)
 
 
 def _effective(chosen: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from weft_core.dumps import dump_graph
 from weft_core.events import counters
 from weft_guards import CacheRules, ShapesSpec
 
-from weft import failures, progress
+from weft import custom_passes, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
 from weft.overrides import override
 from weft.settings import config
@@ -49,6 +49,7 @@ class CompileRequest:
         shapes_spec: which sizes of a function's arguments vary (see `weft_guards.ShapesSpec`).
         isolated: share nothing with other calls.
         keywords: what a backend that is not weft's is called with (`mode`, `options`).
+        passes: functions that change aten graphs, by `weft.options.PASSES`.
     """
 
     backend: str | Backend = "codegen"
@@ -58,6 +59,7 @@ class CompileRequest:
     shapes_spec: Any = None
     isolated: bool = False
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    passes: tuple[tuple[str, Any], ...] = ()
 
     def shared_by(self) -> object:
         """Return what is equal in calls that share what they compile; None to share nothing.
@@ -111,6 +113,8 @@ def graph_compiler(request: CompileRequest) -> Backend:
         keywords = request.keywords if instead is None else {}
         if backend in (codegen, aot_eager):
             keywords = {"options": request.options}
+        if backend is codegen:
+            keywords = {**keywords, "passes": request.passes}
 
         def compile_one(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
             return failures.compile_or_fallback(lambda: backend(gm, example_inputs, **keywords), gm)
@@ -122,15 +126,22 @@ def graph_compiler(request: CompileRequest) -> Backend:
 
 
 def codegen(
-    gm: fx.GraphModule, example_inputs: list[Any], *, options: Options = Options()
+    gm: fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    options: Options = Options(),
+    passes: tuple[tuple[str, Any], ...] = (),
 ) -> Compiled:
     """Backend `codegen`: steps 2 to 5, with generated code for both directions."""
-    compile_aten = partial(weft_codegen.compile_graph, options=options)
+    compile_aten: Backend = partial(weft_codegen.compile_graph, options=options)
+    if passes:
+        compile_aten = custom_passes.before(compile_aten, passes)
     frozen = weft_codegen.frozen_inputs(gm, example_inputs)
     backend = aot_autograd(
         fw_compiler=compile_aten,
         inference_compiler=partial(compile_aten, inference=True, frozen=frozen),
-        decompositions=weft_codegen.decompositions(options.strict_numerics),
+        decompositions=weft_codegen.decompositions(options.keeps_operators),
+        partition_fn=custom_passes.before_cut(passes) if passes else None,
     )
     if options.freezing or options.triton_cudagraphs:
         return backend(gm, example_inputs)

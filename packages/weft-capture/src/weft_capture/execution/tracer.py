@@ -97,7 +97,7 @@ class Tracer:
         self.released_ids: set[int] = set()
         self.namespaces: set[int] = set()  # ids of dicts that hold variables
         self.marks_modules = False  # see `region_marks`
-        self.fullgraph = False  # a break is an error
+        self.fullgraph = False  # a break is an error here
         self.finalizes = False  # whether an object with a `__del__` was met
         self.watched: list[Any] = []  # objects with a `check` at the end of the capture
         self.journal = Journal()

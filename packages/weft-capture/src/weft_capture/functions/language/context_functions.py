@@ -11,6 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
+from weft_core import torch_compiler_shim
 from weft_core.tensor_versions import version_of
 from weft_guards.sources import CallSource, ConstSource
 
@@ -68,6 +69,7 @@ def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Valu
 rule_of_each(
     torch.profiler.record_function,
     "torch.fx.traceback.annotate",
+    *torch_compiler_shim.NO_EFFECT,
     eager_transforms.enable_inplace_requires_grad,
     forward_ad._set_fwd_grad_enabled,
 )(lambda make, tx, /, *args, **kwargs: NullContext(make))

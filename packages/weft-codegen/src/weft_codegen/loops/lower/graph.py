@@ -29,7 +29,7 @@ from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.rows import LOWERINGS
 from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index
 from weft_codegen.loops.lower.sizes import bound_sizes, learn
-from weft_codegen.loops.lower.strict import is_exact
+from weft_codegen.loops.lower.strict import is_exact, is_view
 
 _log = events.logger("codegen", "lowering")
 
@@ -51,18 +51,20 @@ def lower_graph(
     *,
     rounds: bool = False,
     strict: bool = False,
+    called: bool = False,
 ) -> ir.Program:
     """Lower an aten graph whose nodes carry `meta["val"]`.
 
     With `fallback_random` random operators are externs, else numbers of random.py. With `rounds`
-    each 16-bit result is rounded; with `strict` only exact operators become loops (strict.py).
+    each 16-bit result is rounded; with `strict` only exact operators become loops (strict.py), with
+    `called` only views.
     The graph is functional apart from trailing `aten.copy_(placeholder, value)` nodes.  Raises
     NoLowering when the graph as a whole has no program (unbacked sizes, other mutations).
     """
     token = ROUNDS.set(rounds or strict)
     try:
         with rewritten(learn(gm)):
-            return GraphLowering(gm, fallback_random, strict).run()
+            return GraphLowering(gm, fallback_random, strict, called).run()
     finally:
         ROUNDS.reset(token)
 
@@ -70,9 +72,11 @@ def lower_graph(
 class GraphLowering(LoweringContext):
     """State of one graph's lowering."""
 
-    def __init__(self, gm: fx.GraphModule, fallback_random: bool, strict: bool) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, fallback_random: bool, strict: bool, called: bool
+    ) -> None:
         super().__init__(fallback_random)
-        self._strict = strict
+        self._strict, self._called = strict, called
         self._gm = gm
         self._env: dict[fx.Node, Any] = {}
         self._inputs: list[ir.Input] = []
@@ -172,7 +176,7 @@ class GraphLowering(LoweringContext):
             self._env[node] = self._operator(node, target, args, kwargs)
 
     def _operator(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
-        product = None if self._strict else fxnodes.added_product(node, self._sums)
+        product = None if self._strict or self._called else fxnodes.added_product(node, self._sums)
         if product is not None:
             target, args, kwargs = torch.ops.aten.addmm.default, self._arguments(product), {}
         inlined = [o for t in _tensors((args, kwargs)) if not t.in_memory for o in t.origins]
@@ -186,6 +190,8 @@ class GraphLowering(LoweringContext):
             reason = "deterministic algorithms are asked for"
         elif self._strict and not is_exact(name, node.meta["val"], node.args, node.kwargs):
             reason = "strict numerics: a loop may have other bits"
+        elif self._called and not is_view(name):
+            reason = "operators are called by default"
         else:
             try:
                 result = row(call, *args, **kwargs)
