@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from weft_core import events
 
-from weft_aot.rewrites import linear_loss
+from weft_aot.rewrites import attention, linear_loss
 from weft_aot.rewrites.match import call_name
 
 Rewrite = Callable[[fx.Graph], int]
@@ -21,6 +21,7 @@ Rewrite = Callable[[fx.Graph], int]
 
 _REWRITES: tuple[tuple[frozenset[str], Rewrite], ...] = (
     (linear_loss.ANCHORS, linear_loss.chunk_losses),
+    (attention.ANCHORS, attention.fuse_attention),
 )
 """The functions that a pattern ends in, and what rewrites it."""
 
