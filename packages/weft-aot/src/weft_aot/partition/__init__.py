@@ -12,9 +12,9 @@ from torch import fx
 from weft_core.collectives import REGATHER
 
 from weft_aot.config import settings
+from weft_aot.partition.budget import save_within
 from weft_aot.partition.classify import classify
 from weft_aot.partition.extract import extract
-from weft_aot.partition.network import choose_saved
 from weft_aot.partition.policy import (
     CheckpointPolicy,
     MemoryPolicy,
@@ -45,16 +45,22 @@ def partition(joint: JointGraph, policy: PolicyFactory | None = None) -> Partiti
             Default: `MemoryPolicy`, or `SavingPolicy` without ``settings.recompute``.
 
     Raises:
-        ValueError: the joint graph has no gradients, so there is nothing to cut.
+        ValueError: the joint graph has no gradients, so there is nothing to cut; or
+            ``settings.activation_memory_budget`` is not between 0 and 1.
     """
     if not joint.gradients:
         raise ValueError("the joint graph is inference only: nothing to partition")
     classes = classify(joint)
     values = {node for node in classes.values if node is not None}
     policy = policy or (MemoryPolicy if settings.recompute else SavingPolicy)
-    rules = policy(set(classes.inputs), values)
-    if any("recompute" in node.meta for node in classes.order):
-        rules = CheckpointPolicy(rules)
-    if any(REGATHER in node.meta for node in classes.order):
-        rules = RegatherPolicy(rules)
-    return extract(joint, classes, choose_saved(classes, rules))
+    base = policy(set(classes.inputs), values)
+
+    def wrap(rules: Policy) -> Policy:
+        if any("recompute" in node.meta for node in classes.order):
+            rules = CheckpointPolicy(rules)
+        if any(REGATHER in node.meta for node in classes.order):
+            rules = RegatherPolicy(rules)
+        return rules
+
+    budget = settings.activation_memory_budget
+    return extract(joint, classes, save_within(classes, base, wrap, budget))

@@ -87,7 +87,7 @@ class MemoryPolicy:
             return 2 if node.op == "placeholder" and not _used_in_backward(node) else 1
         # Reading a saved value costs what it holds; one that nothing else would have put in
         # memory costs the writing too.
-        size = _byte_count(value)
+        size = byte_count(value)
         in_memory = not is_fusible(node) or any(not is_fusible(user) for user in node.users)
         return 2 + (size if in_memory else 2 * size)
 
@@ -177,7 +177,8 @@ def _crosses(node: fx.Node) -> bool:
     return False
 
 
-def _byte_count(value: torch.Tensor) -> int:
+def byte_count(value: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; symbolic sizes have their example values."""
     count = value.element_size()
     for size in value.shape:
         count *= hint(size)
