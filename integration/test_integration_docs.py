@@ -119,6 +119,38 @@ def test_what_an_architecture_page_names_is_in_the_sources(page):
     assert unknown == []
 
 
+@functools.cache
+def names_of_tests():
+    files = [*ROOT.glob("packages/*/tests/**/test_*.py"), *ROOT.glob("integration/test_*.py")]
+    defined = {
+        name for path in files for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    return defined | {path.name for path in files}
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted({*DOCS.glob("coverage/*.md")} - {DOCS / "coverage/cpython.md"}),  # CPython's own tests
+    ids=lambda page: page.stem,
+)
+def test_the_tests_that_a_table_names_are_there(page):
+    named = re.findall(r"`(?:[\w/.-]*/)?(test_\w+(?:\.py)?)(?:::(test_\w+))?`", page.read_text())
+    assert {name for pair in named for name in pair if name} - names_of_tests() == set()
+
+
+def test_every_row_of_torch_compile_has_a_verdict():
+    pages = [path.read_text() for path in sorted(DOCS.glob("coverage/peer-*.md"))]
+    rows = [
+        row
+        for page in pages
+        for row in re.findall(r"^\| ([A-Z]\d+) \| .* \| (.*) \| (.*) \|$", page, re.M)
+    ]
+    assert len(rows) == len({row for row, *_ in rows}) == 216
+    assert [
+        row for row, weft, test in rows if weft.startswith("works") and "`test_" not in test
+    ] == []
+
+
 @pytest.mark.parametrize(
     "package", [weft, weft_capture, weft_guards, weft_aot, weft_codegen, weft_compiled_autograd]
 )
