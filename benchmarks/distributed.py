@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -261,7 +262,12 @@ def main() -> None:
     parser.add_argument("--systems", default="eager,weft,torch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=360, help="seconds after which none begins")
+    parser.add_argument(
+        "--separate-caches", action="store_true", help="ranks load nothing that others compiled"
+    )
     options = parser.parse_args()
+    if options.separate_caches:
+        os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp()
     device = torch.device(options.device, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -67,6 +67,50 @@ def test_many_writers_leave_one_whole_file():
     assert leftovers(path) == []
 
 
+MAKER = """
+import fcntl, sys, time
+from pathlib import Path
+from weft_core import cachedir
+
+def refuse(*arguments):
+    raise OSError("no locks here")
+
+if sys.argv[2] == "without locks":
+    fcntl.flock = refuse
+path = cachedir.cache_dir("made") / "entry"
+with cachedir.made_once(path):
+    if cachedir.read_checked(path) is None:
+        time.sleep(0.3)
+        cachedir.write_checked(path, b"whole" * 1000)
+        with open(sys.argv[1], "a") as file:
+            file.write("made ")
+assert cachedir.read_checked(path) == b"whole" * 1000
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("locks", ["with locks", "without locks"])
+def test_of_many_processes_one_makes_an_entry(locks, tmp_path):
+    command = [sys.executable, "-c", MAKER, str(tmp_path / "log"), locks]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0] * 4
+    assert (tmp_path / "log").read_text() == "made "
+    assert leftovers(cachedir.cache_dir("made")) == []
+
+
+@pytest.mark.parametrize("owner", ["gone from here", "elsewhere", "nobody yet"])
+def test_who_does_not_finish_is_not_waited_for(owner):
+    path = cachedir.cache_dir("made") / "entry"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    text = {"gone from here": f"{os.uname().nodename} {gone.pid}", "elsewhere": "other-host 1"}
+    claim = cachedir.cache_dir("tmp") / "making-entry"
+    claim.write_text(text.get(owner, ""))
+    with cachedir.made_once(path, patience=60.0 if owner == "gone from here" else 0.1):
+        assert str(os.getpid()) in claim.read_text()
+    assert not claim.exists()
+
+
 def test_failed_write_leaves_nothing(monkeypatch):
     path = cachedir.cache_dir() / "entry"
 

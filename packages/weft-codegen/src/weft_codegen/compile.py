@@ -158,13 +158,20 @@ def _compile(
         threads = torch.get_num_threads()  # which the blocks of columns are cut for
         shown = dump_of(options) or options.nan_asserts
         key = None if shown else graph_cache.graph_key(gm, options, inference, threads)
-        known = None if key is None else graph_cache.load(key)
-    if known is not None:
-        events.counters["codegen"]["known_graphs"] += 1
-        _count(known)
-        compiled = CompiledGraph(known, graph_cache.constants(gm))
-        compiled.listen(known.origins, gm)
-        return compiled
+    with graph_cache.known_or_made(key) as known:
+        if known is None:
+            return _make(gm, inputs, options, inference, key)
+    events.counters["codegen"]["known_graphs"] += 1
+    _count(known)
+    compiled = CompiledGraph(known, graph_cache.constants(gm))
+    compiled.listen(known.origins, gm)
+    return compiled
+
+
+def _make(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: Options, inference: bool, key: str | None
+) -> Compiled:
+    """Steps 2 to 5."""
     before = gm
     if inference and not options.keeps_operators:
         with events.span("codegen.layout"):

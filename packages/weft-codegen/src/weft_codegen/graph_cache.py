@@ -7,10 +7,12 @@ Graphs with symbolic sizes are not kept: lowering them may ask (and so guard) wh
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,17 @@ def load(key: str) -> Loadable | None:
         _log.warning("unreadable cache file %s: it will be made again", _path(key), exc_info=True)
         return None
     return None if read_checked(program_path(loadable.stem)) is None else loadable
+
+
+@contextlib.contextmanager
+def known_or_made(key: str | None) -> Iterator[Loadable | None]:
+    """What is known of a graph; where that is nothing, others wait until the block has made it."""
+    known = None if key is None else load(key)
+    if key is None or known is not None:
+        yield known
+        return
+    with cachedir.made_once(_path(key)):
+        yield load(key)
 
 
 def constants(gm: fx.GraphModule) -> tuple[torch.Tensor, ...]:

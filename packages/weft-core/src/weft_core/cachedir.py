@@ -2,7 +2,7 @@
 
     <root>/key             32 random bytes of this user's, by which entries are sealed
     <root>/<kind>/<name>   an entry: payload, seal
-    <root>/tmp/            unfinished files and builds
+    <root>/tmp/            unfinished files and builds, and what says who makes which entry
 
 A seal covers folder, name and payload, so that no entry is taken for another, and nothing that
 another user left is loaded. Files are renamed into place: a reader sees a whole file or none.
@@ -19,6 +19,7 @@ import logging
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,58 @@ def atomic_write(path: Path, data: bytes) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def made_once(path: Path, patience: float = 60.0) -> Iterator[None]:
+    """Wait while another process makes an entry, and then let others wait for this one.
+
+    Whoever creates a file beside it first makes the entry. That file goes when the block ends, or
+    is ignored: at once if its process is gone from this host, after `patience` seconds if there is
+    none to ask. So the block may run in several processes, and is to look for the entry first.
+    """
+    claim = None
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # what is made cannot be kept either
+            place = stack.enter_context(_privatedir.working_folder(_inside(_root_of(path), "tmp")))
+            claim = _claim(path, place / f"making-{path.name}", time.monotonic() + patience)
+        try:
+            yield
+        finally:
+            if claim is not None:
+                with contextlib.suppress(OSError):
+                    claim.unlink()
+
+
+def _claim(path: Path, claim: Path, end: float) -> Path | None:
+    """Return the file that tells others to wait, or None where another process made the entry."""
+    host = os.uname().nodename
+    while not path.exists():
+        late = time.monotonic() > end
+        with contextlib.suppress(FileExistsError), open(claim, "x", opener=_create) as file:
+            file.write(f"{host} {os.getpid()}")
+            return claim
+        if late or _is_left(claim, host):
+            claim.unlink(missing_ok=True)
+        else:
+            time.sleep(0.02)
+    return None
+
+
+def _create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _is_left(claim: Path, host: str) -> bool:
+    """Whether the process that created a claim is gone from this host."""
+    with contextlib.suppress(OSError, ValueError):
+        made_on, process = claim.read_text().split()
+        try:
+            if made_on == host:
+                os.kill(int(process), 0)
+        except ProcessLookupError:
+            return True
+    return False
 
 
 def write_checked(path: Path, payload: bytes) -> None:

@@ -66,7 +66,13 @@ def build(sources: Sources) -> Path:
         if cachedir.read_checked(target) is not None:
             return target
         try:
-            with span("codegen.cc"), cachedir.scratch("build-") as folder:
+            with (
+                span("codegen.cc"),
+                cachedir.made_once(target),
+                cachedir.scratch("build-") as folder,
+            ):
+                if cachedir.read_checked(target) is not None:  # another process was quicker
+                    return target
                 objects = _kernel_objects(sources.kernels, sources.host, tools, folder)
                 cachedir.write_checked(target, _link(objects, folder / "program.so", tools))
             return target
