@@ -30,7 +30,7 @@ class ChunkedLoss:
     Args:
         indices: of the rows of `hidden` that take part, one after the other.
         steps: what is done to the logits, row by row.
-        loss: `F.cross_entropy` or `F.nll_loss`, of (logits, target, weight=, ...).
+        loss: `F.cross_entropy` or `F.nll_loss`.
         options: of the loss, without `reduction`.
         reduction: mean, sum or none.
         chunks: number of chunks.
@@ -67,18 +67,27 @@ class ChunkedLoss:
         for index in self.indices:
             hidden = hidden[index]
         rows, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+        valid = labels != self.options["ignore_index"]
+        self._check(labels, valid, weight)
         autocast = _Autocast(rows.device.type, _autocast_dtype(rows))
-        tensors = rows, weight, bias, labels, class_weight
-        loss: torch.Tensor = _LinearLoss.apply(self, autocast, *tensors)  # type: ignore[no-untyped-call]
-        if self.reduction == "none":
-            return loss.reshape(target.shape)
-        result_dtype = self._dtype(autocast.dtype or rows.dtype, autocast)
+        count = None
         if self.reduction == "mean":
-            valid = labels != self.options["ignore_index"]
             count = valid.sum() if class_weight is None else _weigh(class_weight, labels, valid)
             some = valid.any()
-            loss = torch.where(some, loss / torch.where(some, count, 1), torch.nan)
+            count = torch.where(some, count, 1)
+        tensors = rows, weight, bias, labels, class_weight, count
+        loss: torch.Tensor = _LinearLoss.apply(self, autocast, *tensors)  # type: ignore[no-untyped-call]
+        result_dtype = self._dtype(autocast.dtype or rows.dtype, autocast)
+        if self.reduction == "none":
+            return loss.to(result_dtype).reshape(target.shape)
+        if self.reduction == "mean":
+            loss = torch.where(some, loss, torch.nan)
         return loss.to(result_dtype)
+
+    def _check(self, labels: torch.Tensor, valid: torch.Tensor, weight: torch.Tensor) -> None:
+        """Raise an IndexError when this runs with a label that is no class: a look-up does."""
+        probe = weight.detach().new_zeros(()).expand(weight.shape[0])
+        probe[torch.where(valid, labels, 0)]
 
     def _dtype(self, dtype: torch.dtype, autocast: _Autocast) -> torch.dtype:
         """The dtype of the unreduced loss of logits of `dtype`."""
@@ -92,10 +101,26 @@ class ChunkedLoss:
     def rows(
         self, logits: torch.Tensor, labels: torch.Tensor, class_weight: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the loss of each row of some logits."""
+        """Return the loss of each row of some logits, in float32 or more.
+
+        Labels are compared, not looked up, so that no chunk has to check them.
+        """
         for step in self.steps:
             logits = step(logits)
-        return self.loss(logits, labels, weight=class_weight, reduction="none", **self.options)
+        logits = logits.to(_wide(logits.dtype))
+        classes = torch.arange(logits.shape[-1], device=logits.device)
+        own = labels.unsqueeze(-1) == classes
+        loss = -torch.where(own, logits, 0).sum(-1)
+        total = torch.logsumexp(logits, -1) if self.loss is F.cross_entropy else None
+        loss = loss if total is None else loss + total
+        if class_weight is not None:
+            loss = loss * torch.where(own, class_weight, 0).sum(-1)
+        if smoothing := self.options.get("label_smoothing"):
+            assert total is not None
+            others = total.unsqueeze(-1) - logits
+            others = others if class_weight is None else others * class_weight
+            loss = (1 - smoothing) * loss + smoothing * others.mean(-1)
+        return torch.where(labels == self.options["ignore_index"], 0, loss)
 
     def chunked(self, *tensors: torch.Tensor | None) -> Iterator[Any]:
         """Yield the chunks of tensors that have a first dimension in common.
@@ -138,34 +163,40 @@ class _Autocast:
 
 
 class _LinearLoss(torch.autograd.Function):
-    """The sum of the rows' losses (float32 or more), or without a reduction the losses."""
+    """The losses of the rows, or their sum divided by `count`."""
 
     @staticmethod
     def forward(ctx: Any, spec: ChunkedLoss, autocast: _Autocast, *tensors: Any) -> torch.Tensor:
         ctx.spec, ctx.autocast = spec, autocast
         ctx.one_pass = spec.one_pass and spec.reduction != "none"
         needed = ctx.needs_input_grad[2:5] if ctx.one_pass else (False,) * 3
-        gradients = _Gradients(needed)
-        losses = list(_losses(spec, autocast, tensors, gradients, None))
-        ctx.save_for_backward(*(gradients.results() if ctx.one_pass else tensors))
+        gradients, (*operands, count) = _Gradients(needed), tensors
+        # Float16 would lose small gradients: there the backward divides, when losses are scaled.
+        lower = autocast.dtype or operands[0].dtype
+        ctx.divided = ctx.one_pass and count is not None and lower is not torch.float16
+        seeds = (1 / count).expand(operands[0].shape[0]) if ctx.divided else None
+        losses = list(_losses(spec, autocast, operands, gradients, seeds))
+        ctx.save_for_backward(*(gradients.results() if ctx.one_pass else operands), count)
         if spec.reduction == "none":
             return torch.cat(losses)
-        return torch.stack([loss.sum(dtype=_wide(loss.dtype)) for loss in losses]).sum()
+        total = torch.stack([loss.sum() for loss in losses]).sum()
+        return total if count is None else total / count
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        *saved, count = ctx.saved_tensors
+        if count is not None and not ctx.divided:
+            grad = grad / count
         if ctx.one_pass:
-            made: Tensors = ctx.saved_tensors
-            found = tuple(g if g is None else g * grad.to(g.dtype) for g in made)
+            found: Tensors = tuple(g if g is None else g * grad.to(g.dtype) for g in saved)
         else:
             gradients = _Gradients(ctx.needs_input_grad[2:5])
-            tensors = ctx.saved_tensors
-            seeds = grad.expand(tensors[0].shape[0])
-            for _ in _losses(ctx.spec, ctx.autocast, tensors, gradients, seeds):
+            seeds = grad.expand(saved[0].shape[0])
+            for _ in _losses(ctx.spec, ctx.autocast, saved, gradients, seeds):
                 pass
             found = gradients.results()
-        return (None, None, *found, None, None)
+        return (None, None, *found, None, None, None)
 
 
 def _losses(

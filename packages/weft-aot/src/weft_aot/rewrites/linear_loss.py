@@ -41,7 +41,8 @@ _FEWEST_ROWS = {"cpu": 64, "cuda": 1024}
 """Rows of a chunk: each chunk reads and writes the gradient of the weights."""
 _VIEWS = frozenset("view reshape flatten unflatten squeeze unsqueeze contiguous clone".split())  # noqa: SIM905
 _SWAPS = frozenset({"transpose", "permute", "movedim", "mT"})
-_ROWWISE = frozenset("float half bfloat16 double to type mul div tanh neg".split())  # noqa: SIM905
+_CASTS = frozenset({"float", "half", "bfloat16", "double", "to", "type"})
+_ROWWISE = _CASTS | {"mul", "div", "tanh", "neg"}
 
 
 def chunk_losses(graph: fx.Graph) -> int:
@@ -69,12 +70,12 @@ def _rewrite(loss: fx.Node) -> bool:
     assert logits is not None
     if target is None or hidden is None or not _pays(target.numel(), logits, hidden.shape[-1]):
         return False
-    indices, functions = steps
+    indices, function, functions = steps
     reduction, class_weight = options.pop("reduction"), options.pop("weight")
     labels = options.pop("target")
     recomputed = "recompute" in loss.meta
     spec = ChunkedLoss(
-        indices, functions, getattr(F, str(call_name(loss))), options, reduction,
+        indices, tuple(functions), function, options, reduction,
         _chunks(hint(target.numel()), logits),
         one_pass=not recomputed,
     )  # fmt: skip
@@ -153,15 +154,17 @@ def _trains(node: fx.Node) -> bool:
     return bool(node.meta["example_value"].requires_grad)
 
 
-def _steps(chain: list[fx.Node], loss: fx.Node) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """Indices that cut out rows, and functions of rows of logits; None where there are others.
+def _steps(chain: list[fx.Node], loss: fx.Node) -> tuple[tuple[Any, ...], Any, list[Any]] | None:
+    """Indices that cut out rows, the loss, and functions of rows of logits before it.
+
+    None where other things are done to the logits.
 
     Throughout, the rows are in the order of the hidden states. Classes are last, or second.
     """
     shape: tuple[Any, ...] = tuple(example(chain[0]).shape)  # type: ignore[union-attr]
     classes, place = shape[-1], len(shape) - 1
     indices: list[Any] = []
-    functions: list[Any] = []
+    steps: list[tuple[str, Any]] = []
     viewed = False
     for before, node in itertools.pairwise(chain):
         name, after = call_name(node), tuple(example(node).shape)  # type: ignore[union-attr]
@@ -175,9 +178,9 @@ def _steps(chain: list[fx.Node], loss: fx.Node) -> tuple[tuple[Any, ...], tuple[
             continue
         elif name == "log_softmax" and _softmax_dim(node) in (place, place - len(shape)):
             dtype: Any = node.kwargs.get("dtype")
-            functions.append(functools.partial(F.log_softmax, dim=-1, dtype=dtype))
+            steps.append((name, functools.partial(F.log_softmax, dim=-1, dtype=dtype)))
         elif name in _ROWWISE and not writes(node) and (step := _rowwise(node, before)):
-            functions.append(step)
+            steps.append((str(name), step))
         else:
             return None
         shape = after
@@ -185,7 +188,24 @@ def _steps(chain: list[fx.Node], loss: fx.Node) -> tuple[tuple[Any, ...], tuple[
     target = tuple(example(argument(loss, 1, "target")).shape)  # type: ignore[union-attr]
     if place != 1 or target != shape[:place] + shape[place + 1 :]:
         return None
-    return tuple(indices), tuple(functions)
+    return tuple(indices), *_cross_entropy_of(steps, loss)
+
+
+def _cross_entropy_of(steps: list[tuple[str, Any]], loss: fx.Node) -> tuple[Any, list[Any]]:
+    """The loss, and the functions before it: `nll_loss` of `log_softmax` is a cross entropy."""
+    functions, names = [function for _, function in steps], [name for name, _ in steps]
+    if call_name(loss) == "cross_entropy":
+        return F.cross_entropy, functions
+    start = names.index("log_softmax") if "log_softmax" in names else len(names)
+    if start == len(names) or not _CASTS.issuperset(names[start + 1 :]):
+        return F.nll_loss, functions
+    dtype = functions[start].keywords["dtype"]
+    functions[start] = functools.partial(_to, dtype=dtype)
+    return F.cross_entropy, functions
+
+
+def _to(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 def _softmax_dim(node: fx.Node) -> Any:
