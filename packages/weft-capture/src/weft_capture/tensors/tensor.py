@@ -426,8 +426,8 @@ def _is_recomputable(source: Source) -> bool:
     return is_stable(source)
 
 
-def is_data(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
-    """Say whether a symbolic number depends on a value that was read from a tensor."""
+def is_data(number: torch.SymInt | torch.SymFloat | torch.SymBool | torch.Tensor) -> bool:
+    """Say whether a symbolic number, or a tensor's size, depends on a value read from a tensor."""
     from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
 
     return symbolic_shapes.has_free_unbacked_symbols(number)

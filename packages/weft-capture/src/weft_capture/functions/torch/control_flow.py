@@ -27,7 +27,7 @@ from weft_capture.functions.torch.pytree import real_tree, tree_value
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.protocol import Tracer, Value
 from weft_capture.tensors import control_ops
-from weft_capture.tensors.tensor import SymValue, TensorValue
+from weft_capture.tensors.tensor import SymValue, TensorValue, is_data
 
 
 def _higher_order(name: str) -> list[Any]:
@@ -86,7 +86,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
         Break: when it has side effects, or writes to a tensor from outside.
     """
     graph = tx.graph
-    if tx.transforms or graph.has_wrappers or (graph.shape_env is not None and graph.reads_data()):
+    if tx.transforms or graph.has_wrappers or _reads_data(tx):
         raise Break("higher-order-op", f"{name} in such a graph")
     old = list(graph.tensors())
     versions, written = [version_of(value.fake) for value in old], graph.writes()
@@ -107,6 +107,14 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
     if versions != [version_of(value.fake) for value in old] or graph.writes() != written:
         raise Break("higher-order-op", f"{name} writes to a tensor from outside")
     return _Branch(name, nodes, leaves, spec)
+
+
+def _reads_data(tx: Tracer) -> bool:
+    """Say whether the graph has numbers or sizes out of tensors."""
+    if tx.graph.shape_env is None:
+        return False
+    examples = [node.meta.get("example_value") for node in tx.graph.graph.nodes]
+    return any(is_data(e) for e in examples if isinstance(e, torch.Tensor | torch.SymInt))
 
 
 def _shares(tensor: TensorValue, other: Value) -> bool:
