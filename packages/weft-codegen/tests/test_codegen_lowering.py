@@ -306,6 +306,15 @@ def test_pieces_of_rolled_repeated_and_unfolded_tensors():
     check(lambda x: (x.unfold(1, 3, 2).contiguous(), x.unfold(0, 2, 1) * 2), X, native=True)
 
 
+def test_a_literal_is_rounded_to_its_dtype_before_it_is_converted():
+    check(lambda x: torch.full((3,), 0.1).double() + x[0, 0], X, native=True)
+    check(lambda x: torch.full((3,), 2.0**24 + 1).long() + x[0, 0].long(), X, native=True)
+
+
+def test_a_huber_loss_has_the_dtype_of_its_input():
+    check(lambda x, y: (F.huber_loss(x, y), F.huber_loss(y, x)), X, X.double() * 2, native=True)
+
+
 def test_a_maximum_beside_a_constant_keeps_nan():
     x = torch.tensor([-1.0, 0.0, -0.0, 1.0, float("nan"), float("inf")])
     limit = torch.tensor([float("nan"), -1.0])

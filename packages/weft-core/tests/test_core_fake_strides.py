@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from weft_core.fake import fake_mode, to_fake
+from weft_core.fake import fake_mode, make_shape_env, to_fake
 
 UNARY = [torch.neg, torch.sigmoid, torch.logical_not, torch.isnan, lambda x: x.clamp(0, 1)]
 BINARY = [torch.add, torch.mul, torch.logical_xor, torch.xlogy, torch.maximum, torch.fmod]
@@ -26,6 +26,15 @@ def _laid_out(rng, shape):
     if kind == "last" and len(shape) == 4:
         return torch.randn(shape).to(memory_format=torch.channels_last)
     return torch.randn(shape)
+
+
+def test_divided_operands_that_are_converted_with_symbolic_sizes():
+    one, other = torch.randn(5, 5, 5).double(), torch.randn(5, 5, 5).mT
+    mode = fake_mode(make_shape_env())
+    fakes = [to_fake(mode, t, range(3), name) for t, name in ((one, "one"), (other, "other"))]
+    with mode:
+        fake = fakes[0] // fakes[1]
+    assert [int(step) for step in fake.stride()] == list((one // other).stride())
 
 
 def _operands(rng, count):
@@ -54,6 +63,17 @@ def test_pointwise_results_of_random_operands(operators, seed):
 def _steps(tensor):
     """The strides that matter: of sizes above one."""
     return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
+
+
+@pytest.mark.parametrize("dims", [(0,), (-1,), (0, -1), ()])
+@pytest.mark.parametrize("shape", [(4, 3, 2, 5), (4, 1, 2, 5), (4, 3)])
+def test_rolled_tensors(shape, dims):
+    rng, mode = random.Random(5), fake_mode()
+    for _ in range(10):
+        x = _laid_out(rng, shape)
+        with mode:
+            fake = to_fake(mode, x).roll([1] * max(len(dims), 1), dims)
+        assert _steps(x.roll([1] * max(len(dims), 1), dims)) == _steps(fake), x.stride()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -21,8 +21,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     """Strides of a pointwise result, as a real kernel chooses them; None for others.
 
     torch's references widen or broadcast operands first, and what they make of these decides the
-    layout. Where sizes are symbolic only 16-bit operands are looked at, of which one is expanded or
-    which are divided.
+    layout. Where sizes are symbolic only operands that are converted are looked at, of which one is
+    expanded or which are divided.
     """
     if func not in _POINTWISE:
         schema = func._schema
@@ -44,10 +44,11 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
                 return torch.empty_like(result, device="meta", memory_format=layout).stride()
         chosen = not rows or any(1 in tensor.shape for tensor in tensors)
     else:
-        narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
+        halves = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
+        converted = halves or len({t.dtype for t in tensors}) > 1
         expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())
         mixed = func in _DIVISIONS and not all(t.is_contiguous() for t in tensors)
-        chosen = len(tensors) > 1 and narrow and (expanded or mixed)
+        chosen = len(tensors) > 1 and converted and (expanded or mixed)
     if not chosen:
         return None
     whole = [_cast(t, result, func).expand(result.shape) for t in tensors]

@@ -147,6 +147,28 @@ def _block_diag(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0].new_empty((rows, columns), dtype=dtype)
 
 
+def _huber_loss(
+    tensor: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta: float = 1.0
+) -> torch.Tensor:
+    """The reference takes the common dtype of both, the kernels take the first's."""
+    shape = torch.broadcast_shapes(tensor.shape, target.shape) if reduction == 0 else ()
+    return tensor.new_empty(shape)
+
+
+def _roll(
+    tensor: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()
+) -> torch.Tensor:
+    """A CPU's kernel joins two slices for each dimension, in the memory format of these."""
+    if not dims or tensor.device.type != "cpu" or not _holds(tensor.numel() > 0):
+        return torch.empty_like(tensor) if dims else tensor.new_empty(tensor.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = tensor.size(dim)
+        start = (size - shift) % size
+        halves = tensor.narrow(dim, start, size - start), tensor.narrow(dim, 0, start)
+        tensor = torch.cat(halves, dim)
+    return tensor
+
+
 def _group_norm_backward(
     grad: torch.Tensor, x: torch.Tensor, mean: Any, rstd: Any, gamma: Any, *sizes: Any
 ) -> tuple[torch.Tensor | None, ...]:
@@ -166,6 +188,8 @@ _FAKES: dict[Any, Callable[..., Any]] = {
         lambda _, x, *__: x.new_empty(x.shape),
     ),
     _aten.block_diag.default: _block_diag,
+    _aten.huber_loss.default: _huber_loss,
+    _aten.roll.default: _roll,
     _aten._upsample_bicubic2d_aa_backward.default: lambda grad, _, size, *__: grad.new_empty(size),
     _aten.log_sigmoid_forward.default: _log_sigmoid,
     _aten.rand.generator: _without_generator(_aten.rand.default),
@@ -181,7 +205,7 @@ _FAKES: dict[Any, Callable[..., Any]] = {
 
 
 def _lacks_freedom(tensor: Any, dim: Any = None, *, correction: Any = 1, **_: Any) -> bool:
-    count = math.prod([tensor.shape[d] for d in dim or range(tensor.dim())])
+    count = math.prod([tensor.shape[d] for d in dim or range(tensor.dim())] if tensor.dim() else ())
     return not _holds(count > (1 if correction is None else correction))
 
 

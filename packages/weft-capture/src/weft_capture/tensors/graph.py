@@ -468,11 +468,14 @@ def _quiet_fake_errors() -> None:
 
 
 def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
-    """Break where an operation resizes an input: only its fake would have the new size."""
+    """Break where an operation resizes an input, of which only the fake would have the new size,
+    or a view, which functionalisation does not know of."""
     out = kwargs.get("out")
     object_of = args[:1] if getattr(target, "__name__", target) in _RESHAPES else []
     into = out.items if isinstance(out, SequenceValue) else [out] if out else object_of
-    if not any(isinstance(value, TensorValue) and value.real is not None for value in into):
+    tensors = [value for value in into if isinstance(value, TensorValue)]
+    from_outside = any(value.real is not None for value in tensors)
+    if not from_outside and not any(value.example()._is_view() for value in tensors):
         return
     same = out is not None
     with suppress(Exception):  # an operation that fails raises later
@@ -481,7 +484,7 @@ def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
         results = [results] if len(into) == 1 else results
         same = same and [t.shape for t in results] == [value.example().shape for value in into]
     if not same:
-        raise Break("tensor-storage", "resizing an input tensor")
+        raise Break("tensor-storage", f"resizing {'an input tensor' if from_outside else 'a view'}")
 
 
 def _known_int(number: Any) -> Any:

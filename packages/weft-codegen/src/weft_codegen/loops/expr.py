@@ -17,6 +17,7 @@ back before the store.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import operator
@@ -236,11 +237,18 @@ def cast(arg: Expr, dtype: torch.dtype) -> Expr:
         return arg
     if isinstance(arg, Cast) and arg.arg.dtype is dtype and compute_dtype(dtype) is arg.dtype:
         return arg.arg
-    if isinstance(arg, Const) and _castable(arg.value, dtype):
-        return constant(arg.value, dtype)
+    if isinstance(arg, Const) and _castable(value := _number(arg), dtype):
+        return constant(value, dtype)
     if isinstance(arg, Index) and not dtype.is_floating_point and dtype is not torch.bool:
         return _make(Index, dtype, arg.index)  # type: ignore[no-any-return]
     return _make(Cast, dtype, arg)  # type: ignore[no-any-return]
+
+
+def _number(literal: Const) -> Number:
+    """The value of a literal as its dtype holds it."""
+    if literal.dtype is not torch.float32 or not math.isfinite(literal.value):
+        return literal.value
+    return _float32(literal.value)
 
 
 def _castable(value: Number, dtype: torch.dtype) -> bool:
@@ -248,15 +256,13 @@ def _castable(value: Number, dtype: torch.dtype) -> bool:
     if dtype in (torch.float64, torch.bool):
         return True
     if dtype is torch.float32:
-        return math.isnan(value) or math.isinf(value) or _fits_float32(float(value))
+        return not math.isfinite(value) or _float32(value) == value
     return float(value).is_integer() and abs(value) < 2**31 and not dtype.is_floating_point
 
 
-def _fits_float32(value: float) -> bool:
-    try:
-        return bool(struct.unpack("f", struct.pack("f", value))[0] == value)
-    except OverflowError:
-        return False
+def _float32(value: float) -> float:
+    """The nearest number that float32 holds."""
+    return ctypes.c_float(value).value
 
 
 def apply(name: str, *args: Expr) -> Expr:

@@ -57,6 +57,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in ("mse_loss", "smooth_l1_loss", "huber_loss", "native_group_norm"):
         op = getattr(aten, f"{name}_backward").default
         table[op] = functools.partial(_of_elements, table[op])
+    huber = aten.huber_loss.default
+    table[huber] = functools.partial(_of_first_dtype, table[huber])
     norm = aten.linalg_vector_norm.default
     table[norm] = functools.partial(vector_norm, table[norm])
     for name in ("var", "std"):
@@ -129,6 +131,11 @@ def _of_floats(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     dtype: Any = kwargs.get("dtype") or getattr(args[0], "dtype", torch.float32)
     floats = dtype.is_floating_point or dtype.is_complex
     return rule(*args, **kwargs) if floats else NotImplemented
+
+
+def _of_first_dtype(rule: Callable[..., Any], x: Any, *rest: Any, **options: Any) -> Any:
+    """The decomposition, whose result has the first operand's dtype as eager's has."""
+    return rule(x, *rest, **options).to(x.dtype)
 
 
 def _of_elements(rule: Callable[..., Any], grad: Any, x: Any, *rest: Any) -> Any:
