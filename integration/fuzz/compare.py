@@ -12,7 +12,8 @@ def differences(eager, weft, reference=None, nudged=()):
     """Yield (kind, text) for each difference; without a reference, every rounding counts.
 
     `reference` is eager's outcome in float64. `nudged` are pairs of eager's outcome and that in
-    float64 for slightly different inputs: they tell how large a rounding error can be.
+    float64 for slightly different inputs, or of one with other roundings and `reference`: they tell
+    how large a rounding error can be.
     """
     labels = {**eager, **weft}
     if "error" in labels:
@@ -131,7 +132,9 @@ def _allowed(weft, exact, known):
         known = [tuple(torch.view_as_real(t.resolve_conj()) for t in pair) for pair in known]
         return _allowed(*parts, known).all(-1)
     if not weft.dtype.is_floating_point:
-        return weft == exact.to(weft.dtype)
+        # Another number of eager's own, where a rounding decides it, is as good.
+        seen = [exact.to(weft.dtype), *(rounded for rounded, _ in known)]
+        return torch.stack([weft == one for one in seen]).any(0)
     limits = torch.finfo(weft.dtype)
     weft, exact = weft.double(), exact.double()
     errors = [_error(rounded.double(), right.double()) for rounded, right in known]

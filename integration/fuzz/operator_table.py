@@ -35,5 +35,5 @@ INCONSISTENT = re.compile(
     r"F\.(gelu|elu|hardtanh|hardswish|selu|celu|softshrink|hardshrink|relu6|smooth_l1_loss)\(|"
     r" % {x}|remainder|fmod|\.logit\(|fft\.|"
     r"\.(max|min|median|nanmedian)\(\)|\.(var|std)|(var|std)_mean|F\.interpolate|"
-    r"\.prod\(|F\.(layer|group)_norm"
+    r"\.prod\(|F\.(layer|group)_norm|laguerre"
 )

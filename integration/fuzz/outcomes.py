@@ -82,7 +82,7 @@ def plain(value, seen=None):
     if type(value) is float:
         return (kind, "nan" if value != value else value)
     if type(value) is str:
-        return (kind, _ADDRESS.sub("0x", value))
+        return (kind, _UNLIKE.sub("", value))
     if id(value) in seen and not isinstance(value, tuple | frozenset):
         return ("again", seen[id(value)][0])
     seen[id(value)] = len(seen), value
@@ -107,7 +107,8 @@ def _more(value, seen):
     return rows
 
 
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+# Addresses, and the names of gradient functions: a graph has one for all of its operators.
+_UNLIKE = re.compile(r"(?<=0x)[0-9a-f]{6,}|(?<=grad_fn=<)\w+")
 
 
 def _see_result(seen, result, arguments):

@@ -24,6 +24,7 @@ from .compare import differences
 from .inputs import Makers
 from .outcomes import observe
 from .program import DOUBTFUL, EAGER, Program, Verdict
+from .roundings import Roundings
 
 _LOW = re.compile(r"torch\.(float32|float16|bfloat16|half|float)\b")
 _REFUSED = ("[operator-error]", "[no-fake-kernel]")  # how the log of such breaks begins
@@ -120,6 +121,10 @@ def _judge(program: Program, eager: list[dict[str, Any]], ours: list[dict[str, A
         for nudge in (1, 2, 3):
             runs.append(outcomes(program, Makers(nudge=nudge)))
             runs.append(outcomes(program, Makers(torch.float64, nudge)))
+        for seed in (1, 2, 3):
+            with Roundings(seed):
+                runs.append(outcomes(program, Makers()))
+            runs.append(runs[0])
     except Exception:  # a program that float64 has not: every difference counts
         runs = [[{} for _ in eager]]
     doubts = []

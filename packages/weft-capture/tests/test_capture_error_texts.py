@@ -379,3 +379,45 @@ def test_text_of_an_error_of_a_real_operation():
 
     report = weft_capture.explain(function)(X)
     assert [one.code for one in report.breaks] == ["builtin-error"]
+
+
+class Spoken(Exception):
+    def __repr__(self):
+        return ()
+
+
+@pytest.mark.parametrize("text", [repr, "{!r}".format, "%r".__mod__])
+def test_a_text_of_an_exception_has_to_be_one(text):
+    def function(x):
+        try:
+            return text(Spoken()), x
+        except TypeError as error:
+            return str(error), x
+
+    assert weft_capture.capture(function, lambda graph, inputs: graph.forward)(X) == function(X)
+
+
+def test_a_call_that_lacks_arguments_is_guarded_on_the_defaults():
+    def helper(x, by=1):
+        return x * by
+
+    def function():
+        try:
+            return helper()
+        except TypeError as error:
+            return str(error)
+
+    compiled = weft_capture.capture(function, lambda graph, inputs: graph.forward)
+    for defaults in ((1,), None, (1, 2), (3,)):
+        helper.__defaults__ = defaults
+        assert compiled() == function()
+
+
+def test_products_of_unlike_dtypes_raise_inside_of_a_program():
+    def function(x):
+        try:
+            return torch.nn.functional.linear(x.long()[None], x[None])
+        except RuntimeError as error:
+            return str(error)
+
+    assert weft_capture.capture(function, lambda graph, inputs: graph.forward)(X) == function(X)

@@ -132,7 +132,7 @@ def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
 
 
 def _like_operand(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of a CPU's losses of elements, whatever those of the target."""
+    """Strides of a CPU's cross entropy of elements, whatever those of the target."""
     alike = result.device.type == "cpu" and result.shape == args[0].shape
     return torch.empty_like(args[0], device="meta").stride() if alike else None
 
@@ -155,7 +155,6 @@ _NORMS = (
 _Rule = Callable[[Any, Any, Any], tuple[int, ...] | None]
 _STRIDES: dict[Any, _Rule] = {
     **dict.fromkeys(_NORMS, _norm_strides),
-    _aten.huber_loss.default: _like_operand,
     _aten.binary_cross_entropy.default: _like_operand,
     _aten._fft_r2c.default: _fft_strides,
     _aten.index.Tensor: _index_strides,

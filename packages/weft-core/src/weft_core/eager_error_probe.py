@@ -106,6 +106,8 @@ def _refused_dtypes(func: Any, args: Any, kwargs: Any) -> str | None:
     dtypes = {one.dtype for one in given if one.dim()}
     floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
     usual = len(floats) == 1 and not dtypes - floats - {torch.int64, torch.bool}
+    if func in _PRODUCTS:  # whose operands are not converted
+        usual = len(dtypes) == 1 and bool(floats)
     if usual or not dtypes or func.namespace != "aten" or not _can_run(func):
         return None
     plain = all(map(_spec, given)) and all(type(one) in _ARGUMENTS for one in leaves)
@@ -125,6 +127,10 @@ def _refused_dtypes(func: Any, args: Any, kwargs: Any) -> str | None:
 
 
 _ASKED: dict[Any, str | None] = {}
+_PRODUCTS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")
+)
 
 
 def _can_run(func: Any) -> bool:

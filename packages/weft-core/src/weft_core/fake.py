@@ -151,8 +151,11 @@ def _huber_loss(
     tensor: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta: float = 1.0
 ) -> torch.Tensor:
     """The reference takes the common dtype of both, the kernels take the first's."""
-    shape = torch.broadcast_shapes(tensor.shape, target.shape) if reduction == 0 else ()
-    return tensor.new_empty(shape)
+    if reduction:
+        return tensor.new_empty(())
+    apart = tensor - target.to(tensor.dtype)
+    alike = tensor.device.type == "cpu" and apart.shape == tensor.shape
+    return torch.empty_like(tensor) if alike else apart
 
 
 def _roll(

@@ -30,6 +30,7 @@ from weft_capture.model.protocol import (
     MethodOf,
     MutableValue,
     Output,
+    Raised,
     Tracer,
     Value,
     identity_key,
@@ -178,7 +179,12 @@ class FunctionValue(MutableValue):
         stub = types.FunctionType(binder, {}, None, tuple(self.defaults))
         stub.__qualname__ = self.name
         stub.__kwdefaults__ = dict(self.kwdefaults)
-        bound: dict[str, Value] = real_call(tx, stub, *args, **kwargs)
+        try:
+            bound: dict[str, Value] = real_call(tx, stub, *args, **kwargs)
+        except Raised:
+            if self.obj is not None and not isinstance(self.source, ConstSource):
+                tx.guard(AttrSource(self.source, "__defaults__"), *_length(self.obj.__defaults__))
+            raise
         for name, argument in bound.items():
             if isinstance(argument, tuple):
                 bound[name] = TupleValue(argument)
@@ -475,6 +481,11 @@ PartialValue.methods = {
     "get:args": lambda tx, self: tx.tuple_of(self.args),
     "get:keywords": lambda tx, self: tx.literal(self.keywords),
 }
+
+
+def _length(defaults: tuple[Any, ...] | None) -> tuple[str, int | None]:
+    """What to guard on for a function to have as many defaults."""
+    return ("CONST", None) if defaults is None else ("LEN", len(defaults))
 
 
 def function_value(tx: Tracer, obj: types.FunctionType, source: Source) -> FunctionValue:

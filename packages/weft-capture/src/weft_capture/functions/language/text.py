@@ -99,7 +99,7 @@ def _real_text(tx: Tracer, value: Any, function: Function) -> str:
     name = _method(value.python_type(), function)
     overridden = isinstance(getattr(value.python_type(), name), types.FunctionType)
     if isinstance(value, NamedTupleValue) and overridden:
-        return str(value.tp_getattro(tx, name).tp_call(tx, [], {}).as_constant())
+        return str(_checked(tx, name, value.tp_getattro(tx, name).tp_call(tx, [], {})).as_constant())
     if isinstance(value, SizeValue):
         return _plain_text(tx, value, function)
     container = value.owner if isinstance(value, DictView) else value
@@ -124,7 +124,11 @@ def _own_text(tx: Tracer, value: Any, function: Function) -> Value | None:
     name = _method(value.cls, function)
     if not value.has_special(name):
         return None
-    text: Value = value.special(tx, name).tp_call(tx, [], {})
+    return _checked(tx, name, value.special(tx, name).tp_call(tx, [], {}))
+
+
+def _checked(tx: Tracer, name: str, text: Value) -> Value:
+    """What a method for a text returned, which must be one."""
     if not issubclass(text.python_type(), str):
         result_type = text.python_type().__name__
         tx.raise_(TypeError, f"{name} returned non-string (type {result_type})")
@@ -147,7 +151,7 @@ _NAMELESS |= {str.__str__, bytes.__str__}
 
 def _exception_text(tx: Tracer, value: Value, function: Function) -> str:
     name = "__str__" if function is str else "__repr__"
-    return str(value.call_method(tx, name, [], {}).as_constant())
+    return str(_checked(tx, name, value.call_method(tx, name, [], {})).as_constant())
 
 
 _WRITERS: tuple[tuple[type[Value], Callable[[Any, Any, Any], str]], ...] = (
