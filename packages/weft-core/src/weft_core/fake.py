@@ -158,9 +158,7 @@ def _huber_loss(
     return torch.empty_like(tensor) if alike else apart
 
 
-def _roll(
-    tensor: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()
-) -> torch.Tensor:
+def _roll(tensor: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> torch.Tensor:
     """A CPU's kernel joins two slices for each dimension, in the memory format of these."""
     if not dims or tensor.device.type != "cpu" or not _holds(tensor.numel() > 0):
         return torch.empty_like(tensor) if dims else tensor.new_empty(tensor.shape)

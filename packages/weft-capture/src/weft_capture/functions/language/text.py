@@ -99,7 +99,8 @@ def _real_text(tx: Tracer, value: Any, function: Function) -> str:
     name = _method(value.python_type(), function)
     overridden = isinstance(getattr(value.python_type(), name), types.FunctionType)
     if isinstance(value, NamedTupleValue) and overridden:
-        return str(_checked(tx, name, value.tp_getattro(tx, name).tp_call(tx, [], {})).as_constant())
+        text = value.tp_getattro(tx, name).tp_call(tx, [], {})
+        return str(_checked(tx, name, text).as_constant())
     if isinstance(value, SizeValue):
         return _plain_text(tx, value, function)
     container = value.owner if isinstance(value, DictView) else value
