@@ -4,6 +4,7 @@ No graph is measured against eager (see weft_codegen/measure.py), and no process
 another which sizes vary.
 """
 
+import gc
 import importlib.util
 import logging
 import os
@@ -36,6 +37,12 @@ def pytest_collection_modifyitems(items):
         if every and cases[name] % every.args[0]:
             item.add_marker(pytest.mark.exhaustive)
         cases[name] += 1
+
+
+def pytest_collection_finish():
+    """Keep what was imported and collected out of each garbage collection: it stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -173,17 +173,16 @@ class FunctionValue(MutableValue):
         if not self.code.co_flags & inspect.CO_OPTIMIZED:
             raise Break("dynamic-code", "a function of module-level code")
         derived = decode(self.code).derived
-        binder = derived.get("binder")
-        if binder is None:
-            binder = derived["binder"] = _binder(self.code)
+        binder = derived.get("binder") or derived.setdefault("binder", _binder(self.code))
         stub = types.FunctionType(binder, {}, None, tuple(self.defaults))
-        stub.__qualname__ = self.name
-        stub.__kwdefaults__ = dict(self.kwdefaults)
+        stub.__qualname__, stub.__kwdefaults__ = self.name, dict(self.kwdefaults)
         try:
             bound: dict[str, Value] = real_call(tx, stub, *args, **kwargs)
         except Raised:
-            if self.obj is not None and not isinstance(self.source, ConstSource):
-                tx.guard(AttrSource(self.source, "__defaults__"), *_length(self.obj.__defaults__))
+            if self.obj and not isinstance(self.source, ConstSource):
+                given = self.obj.__defaults__
+                fact = ("LEN", len(given)) if given else ("CONST", given)
+                tx.guard(AttrSource(self.source, "__defaults__"), *fact)
             raise
         for name, argument in bound.items():
             if isinstance(argument, tuple):
@@ -257,9 +256,7 @@ FunctionValue.methods = {
 }
 
 
-def function_cells(
-    tx: Tracer, function: types.FunctionType, source: Source
-) -> tuple[CellValue, ...]:
+def function_cells(tx: Tracer, function: Any, source: Source) -> tuple[CellValue, ...]:
     """Return the closure cells of a function from outside."""
     closure = AttrSource(source, "__closure__")
     cells = [
@@ -481,11 +478,6 @@ PartialValue.methods = {
     "get:args": lambda tx, self: tx.tuple_of(self.args),
     "get:keywords": lambda tx, self: tx.literal(self.keywords),
 }
-
-
-def _length(defaults: tuple[Any, ...] | None) -> tuple[str, int | None]:
-    """What to guard on for a function to have as many defaults."""
-    return ("CONST", None) if defaults is None else ("LEN", len(defaults))
 
 
 def function_value(tx: Tracer, obj: types.FunctionType, source: Source) -> FunctionValue:

@@ -468,8 +468,7 @@ def _quiet_fake_errors() -> None:
 
 
 def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
-    """Break where an operation resizes an input, of which only the fake would have the new size,
-    or a view, which functionalisation does not know of."""
+    """Break where an input is resized (only its fake would be), or a view (its base would not)."""
     out = kwargs.get("out")
     object_of = args[:1] if getattr(target, "__name__", target) in _RESHAPES else []
     into = out.items if isinstance(out, SequenceValue) else [out] if out else object_of
