@@ -45,6 +45,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_told_yet():
     """What one test was told, the next is told again."""

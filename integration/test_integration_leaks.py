@@ -254,7 +254,6 @@ def alive():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.every(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_was_compiled_is_freed(name):
     source = textwrap.dedent(PROGRAMS[name])

@@ -179,7 +179,7 @@ class FunctionValue(MutableValue):
         try:
             bound: dict[str, Value] = real_call(tx, stub, *args, **kwargs)
         except Raised:
-            if self.obj and not isinstance(self.source, ConstSource):
+            if self.obj and self.source and not isinstance(self.source, ConstSource):
                 given = self.obj.__defaults__
                 fact = ("LEN", len(given)) if given else ("CONST", given)
                 tx.guard(AttrSource(self.source, "__defaults__"), *fact)
