@@ -148,12 +148,12 @@ ACCUMULATED = synchronised(False, True)
 def on_one_mesh(rank):
     # A graph that another process has compiled would not be counted.
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp()
-    calls = check("blocks", backend="codegen", growth=1)
-    # Graphs of training, for two sizes and for all, gather both blocks at once in the forward and
-    # in the backward; one of inference gathers once.
+    calls = check("blocks", backend="codegen")
+    # A graph of training gathers both blocks at once in the forward and in the backward; one of
+    # inference gathers once.
     gathers, reductions = count(calls, "all_gather"), count(calls, "reduce_scatter")
-    assert (gathers, reductions) == (2 * 2 + 1, 2 * 2), calls
-    check("checkpointed blocks", checkpointed=True)
+    assert (gathers, reductions) == (2 + 1, 2), calls
+    check("checkpointed blocks, for two sizes and for all", checkpointed=True, growth=1)
     check("mixed precision", {"mp_policy": MIXED}, tolerance=2e-2, root=True)
     describe = fully_sharded._description
     listed = mock.patch.object(
@@ -170,15 +170,14 @@ def on_one_mesh(rank):
 
 
 def with_further_options(rank):
+    check("blocks, for two sizes and for all", backend="codegen", growth=1)
     kept = check("kept after the forward", {"reshard_after_forward": False}, backend="codegen")
     assert count(kept, "all_gather") == 2, kept
     check("with its root", root=True)
     check("mixed precision", {"mp_policy": MIXED}, tolerance=2e-2, backend="codegen")
     check("parameters on the CPU", {"offload_policy": CPUOffloadPolicy(pin_memory=False)})
-    check(
-        "a part, then all",
-        parts=[operator.methodcaller("set_is_last_backward", False), *ACCUMULATED],
-    )
+    not_last = operator.methodcaller("set_is_last_backward", False)
+    check("parts, then all", parts=[not_last, *ACCUMULATED])
     check("a factor", parts=[divided_by_three])
     split = {"shard_placement_fn": lambda p: Shard(1 if p.shape == (9, 14) else 0)}
     check("parameters split in the second dimension", split)
@@ -191,26 +190,37 @@ def divided_by_three(model):
 
 def on_two_meshes(rank):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
-    check("replicas", {"mesh": mesh})
+    check("replicas", {"mesh": mesh, "mp_policy": HALF}, tolerance=2e-2)
+    check("tensor parallel", {"mesh": mesh["outer"]}, parallel=mesh["inner"])
+
+
+def on_two_meshes_with_further_options(rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     alone = operator.methodcaller("set_requires_all_reduce", False)
     together = operator.methodcaller("set_requires_all_reduce", True)
-    check("replicas", {"mesh": mesh, "mp_policy": HALF}, 2e-2, parts=[alone, together])
+    check("replicas", {"mesh": mesh}, backend="codegen")
+    check("replicas", {"mesh": mesh}, parts=[alone, together])
     options = {"mesh": mesh["outer"]}
-    check("tensor parallel", options, parallel=mesh["inner"])
+    check("tensor parallel", options, parallel=mesh["inner"], backend="codegen")
     check("tensor parallel", options, parallel=mesh["inner"], parts=ACCUMULATED)
+    check("gathered by two", {"reshard_after_forward": 2})
 
 
 PROGRAMS = {
     "one mesh": (2, on_one_mesh),
     "two meshes": (4, on_two_meshes),
-    "further options": (2, with_further_options),
     "one mesh of four": (4, on_one_mesh),
+    "further options": (2, with_further_options),
+    "two meshes, further options": (4, on_two_meshes_with_further_options),
 }
+EXHAUSTIVE = list(PROGRAMS)[2:]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
-@pytest.mark.every(2)
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(p, marks=[pytest.mark.exhaustive] * (p in EXHAUSTIVE)) for p in PROGRAMS],
+)
 def test_fully_sharded_modules_on_processes(program):
     run_file(__file__, program)
 
