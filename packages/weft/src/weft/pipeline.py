@@ -120,9 +120,16 @@ def graph_compiler(request: CompileRequest) -> Backend:
             return failures.compile_or_fallback(lambda: backend(gm, example_inputs, **keywords), gm)
 
         with progress.stage("backend", failures.describe(gm)):
-            return weft_capture.compile_split(gm, example_inputs, compile_one)
+            pieces = capture_piece if backend is codegen else None
+            return weft_capture.compile_split(gm, example_inputs, compile_one, pieces)
 
     return compile_captured
+
+
+def capture_piece(function: Compiled, compile_one: Backend) -> Compiled:
+    """Capture a piece of a captured graph, between numbers out of tensors, as a function."""
+    captured: Compiled = weft_capture.capture(function, compile_one)
+    return captured
 
 
 def codegen(

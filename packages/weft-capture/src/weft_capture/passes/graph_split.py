@@ -1,14 +1,19 @@
-"""Split a graph at control flow on tensors; Python runs between the subgraphs.
+"""Split a graph at control flow on tensors, and at numbers read out of them; Python runs between.
 
 A branch or a loop on a tensor's value (`tensors/control_ops.py`) cannot be in a compiled graph, nor
 can a change of a mode that the subgraphs after it run in. The nodes between them form the longest
 subgraphs possible. Each is compiled when it first runs, for the inputs of that call, and so are
 branches and bodies of loops. Autograd records what ran.
+
+What reads a number or a size out of a tensor (`item`, `nonzero`, a mask as an index) runs eagerly,
+and so does arithmetic on such numbers. The subgraphs between are captured again, as functions:
+their sizes become symbolic once they have changed, and guards say which code fits.
 """
 
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 from weft_core.graph_copy import copy_nodes
+from weft_core.tracing import ASSERT
 from weft_guards.state import TorchState
 
 from weft_capture import frame
@@ -70,7 +76,10 @@ _VARIANTS = 16
 
 
 def compile_split(
-    gm: fx.GraphModule, example_inputs: list[Any], compile_one: CompileOne
+    gm: fx.GraphModule,
+    example_inputs: list[Any],
+    compile_one: CompileOne,
+    capture_piece: Callable[[Compiled, CompileOne], Compiled] | None = None,
 ) -> Compiled:
     """Compile a graph; with control flow, compile the subgraphs between on their first run.
 
@@ -78,8 +87,67 @@ def compile_split(
         gm: a captured graph, which is not changed.
         example_inputs: its inputs.
         compile_one: (module, example inputs) -> callable on the inputs.
+        capture_piece: (function, compile_one) -> function that is captured and compiled; without
+            it, a graph that reads numbers out of tensors is compiled as a whole.
     """
-    return _split(gm, compile_one) if _is_split(gm) else compile_one(gm, example_inputs)
+    if _is_split(gm):
+        return _split(gm, compile_one)
+    by_data = _nodes_by_data(gm) if capture_piece is not None else set()
+    if not by_data or capture_piece is None:
+        return compile_one(gm, example_inputs)
+
+    def capture(module: fx.GraphModule) -> Compiled:
+        code = type(module).forward.__code__.replace(co_name=_PIECE, co_qualname=_PIECE)
+        forward = types.FunctionType(code, type(module).forward.__globals__, _PIECE)
+        captured = capture_piece(types.MethodType(forward, module), compile_one)
+
+        def piece(*args: Any) -> Any:  # fx prints its name
+            return captured(*args)
+
+        return piece
+
+    return _between(gm, by_data.__contains__, capture)
+
+
+_PIECE = "piece_of_graph"
+
+
+def _nodes_by_data(gm: fx.GraphModule) -> set[fx.Node]:
+    """Return the nodes that read numbers or sizes out of tensors, and those that compute numbers.
+
+    Nothing where the graph reads none, or has nodes without an example.
+    """
+    found: set[fx.Node] = set()
+    known: set[Any] = set()
+    reads = False
+    for node in gm.graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        example = node.meta.get("example_value")
+        of_found = [n for n in node.all_input_nodes if n in found]
+        new = _unbacked(example) - known
+        known |= new
+        reads |= bool(new)
+        is_number = isinstance(example, _NUMBERS)
+        part = node.target is operator.getitem and of_found and not is_number
+        if new or is_number or node.target is ASSERT or (part and node.args[0] in found):
+            found.add(node)
+    return found if reads else set()
+
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _unbacked(example: Any) -> set[Any]:
+    """Return the symbols of a value that stand for numbers out of tensors."""
+    leaves = example if isinstance(example, tuple | list) else [example]
+    sizes = [n for leaf in leaves for n in getattr(leaf, "shape", [leaf])]
+    symbolic = [n for n in sizes if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    if not symbolic:
+        return set()
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # noqa: PLC0415
+
+    return set(free_unbacked_symbols(symbolic))
 
 
 def _is_split(gm: fx.GraphModule) -> bool:
@@ -89,6 +157,20 @@ def _is_split(gm: fx.GraphModule) -> bool:
 def _split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
     if not _is_split(gm):
         return _CompiledPiece(gm, compile_one).run
+
+    def branch(of: Any) -> Any:
+        return _CompiledBranch(_split(of, compile_one))
+
+    return _between(gm, _stays, lambda module: _CompiledPiece(module, compile_one).run, branch)
+
+
+def _between(
+    gm: fx.GraphModule,
+    stays: Callable[[fx.Node], bool],
+    compile_piece: Callable[[fx.GraphModule], Compiled],
+    attribute: Callable[[Any], Any] = lambda value: value,
+) -> Compiled:
+    """Return a graph whose nodes between those that stay are calls of compiled pieces."""
     root = torch.nn.Module()
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -96,23 +178,20 @@ def _split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             copies[node] = graph.node_copy(node)
-        elif not _stays(node):
+        elif node.op not in ("get_attr", "output") and not stays(node):
             pending.append(node)
         else:
             if pending:
                 piece = extract_subgraph(gm, pending)
-                piece.call(graph, _CompiledPiece(piece.module, compile_one).run, copies)
+                piece.call(graph, compile_piece(piece.module), copies)
                 pending.clear()
             if node.op == "get_attr":
-                branch = getattr(gm, str(node.target))
-                setattr(root, str(node.target), _CompiledBranch(_split(branch, compile_one)))
+                setattr(root, str(node.target), attribute(getattr(gm, str(node.target))))
             copies[node] = graph.node_copy(node, copies.__getitem__)
     return fx.GraphModule(root, graph).forward
 
 
 def _stays(node: fx.Node) -> bool:
-    if node.op in ("get_attr", "output"):
-        return True
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and source.target in control_ops.TARGETS
