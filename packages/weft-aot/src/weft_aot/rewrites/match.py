@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._ops import OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 
 _HOMES = (torch, F, torch._C._nn, torch._C, operator)
@@ -51,15 +52,26 @@ def call_name(node: fx.Node) -> str | None:
 
 def writes(node: fx.Node) -> bool:
     """Whether a node may write to a tensor, or change a state that later nodes depend on."""
+    target = node.target
     if node.op == "call_method":
-        name = str(node.target)
+        name = str(target)
         return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
-    if node.op != "call_function" or node.target in _FUNCTIONS:
-        return "out" in node.kwargs or node.kwargs.get("inplace") is True
-    if node.target in _IN_PLACE or node.target is operator.setitem:
+    if node.op != "call_function":
+        return node.op == "call_module"
+    if "out" in node.kwargs or node.kwargs.get("inplace") is True:
         return True
-    name = getattr(node.target, "__name__", "_")
-    return name.startswith("_") or name.endswith("_") or "out" in node.kwargs
+    if target in _FUNCTIONS:
+        return False
+    if target in _IN_PLACE or target is operator.setitem:
+        return True
+    name, home = getattr(target, "__name__", "_"), getattr(target, "__module__", None) or "torch"
+    switched_on = any(arg is True for arg in node.args)  # which may be `inplace`
+    if name.startswith("_") or name.endswith("_") or switched_on:
+        return True
+    schema = getattr(target, "_schema", None)
+    if schema is not None or isinstance(target, OpOverloadPacket):
+        return schema is None or bool(schema.is_mutable)
+    return not home.startswith(("torch", "_operator", "builtins", "math"))
 
 
 def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:

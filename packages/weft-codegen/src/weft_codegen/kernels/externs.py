@@ -30,7 +30,9 @@ DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 """What libtorch's C functions call the devices that they are there for (c10/core/DeviceType.h)."""
 
 # Their C functions have a twin that writes into given memory.
-_OUT = (_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default)
+_OUT = (
+    _aten.mm.default, _aten.mm.dtype, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default
+)  # fmt: skip
 
 
 class _NotRepresentable(Exception):
