@@ -25,6 +25,7 @@ ARRAYS = {
     "fft": lambda t: np.fft.ifft(np.fft.fft(t.numpy())).real,
     "fft of two axes": lambda t: np.abs(np.fft.fft2(t.reshape(2, 2).numpy(), axes=(0, 1))),
     "frequencies": lambda t: np.fft.fftshift(np.fft.fftfreq(4, d=0.5)) + t.numpy(),
+    "frequencies of half": lambda t: np.fft.rfftfreq(6) + t.numpy(),
     "take_along_axis": lambda t: np.take_along_axis(t.numpy(), np.array([2, 0]), axis=0),
     "iinfo": lambda t: t + np.iinfo(np.int32).max + np.iinfo("int8").min,
     "finfo": lambda t: np.maximum(t.numpy(), np.finfo(t.numpy().dtype).eps),

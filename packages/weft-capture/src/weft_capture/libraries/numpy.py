@@ -205,7 +205,7 @@ def _transform(function: Any) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         renamed = {"dim" if name[:2] == "ax" else name: value for name, value in kwargs.items()}
-        return function(*args, **renamed, **wide)
+        return function(*args, **renamed, **wide).resolve_conj()  # which NumPy does not know
 
     return call
 
