@@ -284,6 +284,15 @@ def test_the_setting_turns_it_off():
         _rewritten(_scaled, _data(), times=0)
 
 
+def test_eagers_bits_need_eagers_operators():
+    weft.reset()
+    before = weft.counters["aot"]["rewrites"]
+    tensors = _data()
+    found = weft.compile(_scaled, options={"strict_numerics": True})(*tensors)
+    assert torch.equal(found, _scaled(*tensors))
+    assert weft.counters["aot"]["rewrites"] == before
+
+
 def test_generated_code_runs_it():
     for function in (_causal, _filled):
         tensors = _data(keys=L)

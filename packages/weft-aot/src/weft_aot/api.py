@@ -37,6 +37,7 @@ def aot_compile(
     inference_compiler: Compiler | None = None,
     decompositions: Decompositions | None = None,
     partition_fn: Callable[[JointGraph], Partition] = partition,
+    rewrites: bool = True,
 ) -> Callable[..., Any]:
     """Compile `gm`, and its backward if anything needs gradients under the current grad mode.
 
@@ -50,6 +51,7 @@ def aot_compile(
         inference_compiler: the same where nothing needs gradients; default `fw_compiler`.
         decompositions: op overload -> Python function.
         partition_fn: cuts the joint graph.
+        rewrites: put better forms in place of patterns, whose results round otherwise.
 
     Returns:
         A callable of flat positional arguments that returns a tuple or list of the graph's results.
@@ -60,7 +62,8 @@ def aot_compile(
     try:
         with events.span("aot.joint"):
             if flat is None:
-                joint = trace_joint(rewrite(gm, fakes), fakes, decompositions, same_as=same_as)
+                program = rewrite(gm, fakes) if rewrites else gm
+                joint = trace_joint(program, fakes, decompositions, same_as=same_as)
             else:
                 _, inputs = flat.flatten(inputs)
                 joint = flat.trace(lambda given: _trace_flat(flat, given, decompositions, inputs))

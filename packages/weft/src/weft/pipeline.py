@@ -149,6 +149,7 @@ def codegen(
         inference_compiler=partial(compile_aten, inference=True, frozen=frozen),
         decompositions=weft_codegen.decompositions(options.keeps_operators),
         partition_fn=custom_passes.before_cut(passes) if passes else None,
+        rewrites=not (options.keeps_operators or options.emulate_precision_casts),
     )
     if options.freezing or options.triton_cudagraphs:
         return backend(gm, example_inputs)
@@ -190,6 +191,7 @@ def aot_autograd(
     inference_compiler: Backend | None = None,
     decompositions: dict[Any, Callable[..., Any]] | None = None,
     partition_fn: Callable[..., Any] | None = None,
+    rewrites: bool = True,
 ) -> Backend:
     """Make a backend from compilers of plain aten graphs: steps 2, 3 and 5 are done for them.
 
@@ -199,6 +201,7 @@ def aot_autograd(
         inference_compiler: compiles graphs that need no gradient; defaults to `fw_compiler`.
         decompositions: op overload -> function, applied while the joint graph is traced.
         partition_fn: splits the joint graph; defaults to weft's min-cut.
+        rewrites: compute attention and losses in other forms, which round otherwise.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
@@ -210,6 +213,7 @@ def aot_autograd(
             inference_compiler=inference_compiler,
             decompositions=decompositions,
             partition_fn=partition_fn or weft_aot.partition,
+            rewrites=rewrites,
         )
 
     return backend
