@@ -67,12 +67,7 @@ def aot_compile(
             else:
                 _, inputs = flat.flatten(inputs)
                 joint = flat.trace(lambda given: _trace_flat(flat, given, decompositions, inputs))
-        if _written_overlap(joint, inputs):
-            raise Unsupported(
-                "overlapping-inputs",
-                "the program writes an input that shares memory with another input",
-                "pass separate tensors",
-            )
+        _refuse_written_overlap(joint, inputs)
     except Unsupported as reason:
         events.notify(f"a graph runs without being compiled: {reason}", eager=True)
         return gm
@@ -156,6 +151,12 @@ def _show(artifact: str, title: str, module: fx.GraphModule, keep: bool = False)
     if events.enabled(artifact):
         text = module.print_readable(print_output=False)
         events.logger("aot", artifact).info("%s\n%s", title, text)
+
+
+def _refuse_written_overlap(joint: JointGraph, inputs: Sequence[Any]) -> None:
+    if _written_overlap(joint, inputs):
+        what = "the program writes an input that shares memory with another input"
+        raise Unsupported("overlapping-inputs", what, "pass separate tensors")
 
 
 def _written_overlap(joint: JointGraph, inputs: Sequence[Any]) -> bool:
