@@ -115,10 +115,21 @@ def _causal_added(q, k, v):
     return (q @ k.transpose(-2, -1) * 0.4 + mask).softmax(-1) @ v
 
 
+def _causal_positions(q, k, v):
+    """As transformers makes the mask."""
+    positions = torch.arange(L).unsqueeze(0).expand(B, -1)
+    sequence = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1).ne(1).cumsum(-1)
+    batch, query, key = torch.arange(B)[:, None, None], torch.arange(L)[:, None], torch.arange(L)
+    seen = query.new_ones((), dtype=torch.bool) & (key <= query)
+    seen = seen & (sequence[batch, query] == sequence[batch, key])
+    bias = torch.where(seen[:, None], torch.zeros(()), torch.finfo(torch.float32).min)
+    return (q @ k.transpose(-2, -1) * 0.4 + bias).softmax(-1) @ v
+
+
 UNMASKED = [_scaled, _scaled_query, _unscaled, _einsum, _bmm, _baddbmm, _grouped]
 MASKED = [_viewed, _filled, _filled_in_place, _chosen, _added, _added_infinity, _biased]
 ADDED = [_added, _added_infinity]
-CAUSAL = [_causal, _causal_added]
+CAUSAL = [_causal, _causal_added, _causal_positions]
 
 
 def _gradients(function, tensors, *rest):

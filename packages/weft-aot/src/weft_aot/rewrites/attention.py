@@ -325,7 +325,7 @@ class _Pattern:
         known = self.constants.tensor(node)
         assert known is not None
         if mask.kind == "add":
-            blocked = known == -torch.inf
+            blocked = known <= _LOWEST
         else:
             blocked = known if mask.kind == "block" else ~known
         plain = mask.kind != "add" or bool((blocked | (known == 0)).all())

@@ -15,7 +15,8 @@ _CHANGES = frozenset(
     tril triu eq ne lt le gt ge add sub mul div neg bool float half bfloat16 double to type int long
     logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or invert and_ or_ inv not_
     __invert__ __and__ __or__ view reshape unsqueeze squeeze expand getitem transpose t T mT
-    masked_fill where sqrt pow permute rsub rsqrt
+    masked_fill where sqrt pow permute rsub rsqrt cumsum diff new_ones new_zeros new_full
+    zeros_like ones_like full_like
     """.split()  # noqa: SIM905
 )
 _LARGEST = 1 << 24
@@ -55,8 +56,9 @@ class Constants:
             return None
         args, kwargs = fx.map_arg((node.args, node.kwargs), sources.__getitem__)
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
-        if any(isinstance(arg, torch.device) for arg in args):
-            return None
+        args = tuple(arg for arg in args if not isinstance(arg, torch.device))
+        if name == "to" and len(args) + len(kwargs) == 1:  # only the device changed
+            return sources[node.all_input_nodes[0]]
         try:
             with torch.device("cpu"):
                 found = (

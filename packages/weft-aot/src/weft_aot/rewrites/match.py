@@ -26,6 +26,9 @@ _FUNCTIONS: dict[Any, str] = {
 _IN_PLACE: dict[Any, str] = {
     operator.iadd: "add", operator.isub: "sub", operator.imul: "mul", operator.itruediv: "div",
 }  # fmt: skip
+_WRITING = frozenset({"setitem", "delitem", "iand", "ior"}).union(
+    name for name in dir(operator) if name[0] == "i" and hasattr(operator, name[1:])
+)
 _SAME = {"truediv": "div", "swapaxes": "transpose", "multiply": "mul", "divide": "div"}
 _SAME.update(subtract="sub", swapdims="transpose")
 _FUNCTIONS |= {getattr(torch, name): name for name in _SAME if hasattr(torch, name)}
@@ -62,9 +65,9 @@ def writes(node: fx.Node) -> bool:
         return True
     if target in _FUNCTIONS:
         return False
-    if target in _IN_PLACE or target is operator.setitem:
-        return True
     name, home = getattr(target, "__name__", "_"), getattr(target, "__module__", None) or "torch"
+    if home == "_operator":
+        return name in _WRITING
     switched_on = any(arg is True for arg in node.args)  # which may be `inplace`
     if name.startswith("_") or name.endswith("_") or switched_on:
         return True
