@@ -97,6 +97,23 @@ def test_a_wrong_capture_rule_is_found_behind_a_graph_break(monkeypatch):
     found = weft.bisect(broken, (torch.ones(4), 4.0))
     assert (found.stage, found.operators) == ("capture", ("math.hypot(3.0, n)",))
     assert found.where == f"{__file__}:{broken.__code__.co_firstlineno + 3}"
+    assert "tensor + 1, math.hypot(3.0, n)" in found.script and "    4.0," in found.script
+    with pytest.raises(AssertionError):
+        run(found.script)
+    monkeypatch.undo()
+    run(found.script)  # which passes once the rule is right
+
+
+@pytest.mark.slow
+def test_a_script_of_a_wrong_capture_rule_takes_tensors(monkeypatch):
+    def wrong(tx, x, *args):
+        return tx.graph.emit("call_function", torch.sin, [x], {})
+
+    monkeypatch.setitem(table.ROWS, torch.special.expit, wrong)
+    found = weft.bisect(lambda x, k: torch.special.expit(x * k) + 1, (torch.ones(4), 2.0))
+    assert found.stage == "capture" and "torch.special.expit(x * k)" in found.script
+    with pytest.raises(AssertionError):
+        run(found.script)
 
 
 @pytest.mark.slow

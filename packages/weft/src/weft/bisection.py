@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import itertools
-import linecache
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,11 +26,11 @@ import weft_codegen
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 from weft_codegen import Options
-from weft_core import cachedir
 from weft_core.errors import user_frame
 from weft_guards import CacheRules
 
 from weft import api
+from weft.bisect_script import expression_script, source_of, write_script
 from weft.judge import Outcome, difference, observe, widened
 from weft.minimise import Candidate, copy_of, first, minimise, script, target_name
 from weft.modules import original_of
@@ -401,8 +399,11 @@ class _Search:
         self._fails(limit)
         file, positions = limit.stopped
         where = f"{file}:{positions[0]}" if file and positions and positions[0] else ""
-        expression = _source(file, positions) if where else ""
-        return Finding("capture", text, operators=(expression,) if expression else (), where=where)
+        expression = source_of(file, positions) if where else ""
+        found = Finding("capture", text, operators=(expression,) if expression else (), where=where)
+        about = f"capture: {expression}\n{text}"
+        written = expression_script(lambda: self.program.run(None), where, expression, about)
+        return replace(found, script=written, path=write_script(written)) if written else found
 
     def _fails(self, limit: weft_capture.CaptureLimit) -> bool:
         return bool(self.differs(eager, limit))
@@ -482,18 +483,8 @@ def _told(finding: Finding, smallest: Candidate, backend: str = "codegen") -> Fi
             kernels = tuple(program.kernels)
     about = f"{finding.stage}: {', '.join(operators)}\n{finding.difference}"
     text = script(smallest, about, f"weft.compile(f, backend={backend!r})")
-    path = cachedir.cache_dir("repro") / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
-    cachedir.atomic_write(path, text.encode())
     where = next(filter(None, lines), "")
+    path = write_script(text)
     return replace(
-        finding, kernels=kernels, operators=operators, where=where, script=text, path=str(path)
+        finding, kernels=kernels, operators=operators, where=where, script=text, path=path
     )
-
-
-def _source(file: str, positions: Sequence[int | None]) -> str:
-    """The source text at an instruction's positions."""
-    line, end, column, end_column = positions
-    text = linecache.getline(file, line or 0)
-    if line != end or column is None or end_column is None:
-        return text.strip()
-    return text.encode()[column:end_column].decode().strip()

@@ -315,7 +315,7 @@ def script(candidate: Candidate, about: str, call: str) -> str:
     nodes = list(candidate.graph.graph.nodes)
     body = [f"    {line}" for node in nodes for line in _line(node)]
     names = ", ".join(node.name for node in nodes if node.op == "placeholder")
-    inputs = [f"    {_text(value)}," for value in candidate.inputs]
+    inputs = [f"    {text_of_input(value)}," for value in candidate.inputs]
     return "\n".join(
         [
             *(f"# {line}" for line in about.splitlines()),
@@ -377,8 +377,8 @@ def _argument(value: Any) -> str:
     return repr(value)
 
 
-def _text(value: Any) -> str:
-    """An expression for an input."""
+def text_of_input(value: Any) -> str:
+    """Return an expression for an input of a script."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     where = f", device={str(value.device)!r}" if value.device.type != "cpu" else ""
