@@ -414,6 +414,29 @@ def test_numbers_and_sizes_out_of_data_are_one_graph(program, training, backend)
         assert weft.counters["codegen"]["kernels"] > 0
 
 
+def modes_between(x, w):
+    with torch.no_grad():
+        mask = x > 0
+        z = x[mask] * 2
+        total = z.sum().item()
+    with torch.autocast("cpu", torch.bfloat16):
+        product = w @ w
+        kept = product[product > 0] + 1
+    return (x[mask].sin() * total).sum(), z.requires_grad, kept.dtype, kept.shape
+
+
+def test_modes_hold_between_numbers_out_of_data():
+    compiled = weft.compile(modes_between, fullgraph=True)
+    for size in (5, 9, 7):
+        x, w = torch.randn(size, 3, requires_grad=True), torch.randn(3, 3)
+        got, want = compiled(x, w), modes_between(x, w)
+        torch.testing.assert_close(got[0], want[0])
+        assert got[1:] == want[1:]
+        grads = [torch.autograd.grad(result[0], x)[0] for result in (got, want)]
+        torch.testing.assert_close(*grads)
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
 def test_without_the_setting_a_number_out_of_data_breaks():
     assert weft.config.capture_scalar_outputs is False
     compiled = weft.compile(prefix)

@@ -106,7 +106,7 @@ def compile_split(
 
         return piece
 
-    return _between(gm, by_data.__contains__, capture)
+    return _between(gm, lambda node: node in by_data or node.target in _MODES, capture)
 
 
 _PIECE = "piece_of_graph"
@@ -124,13 +124,11 @@ def _nodes_by_data(gm: fx.GraphModule) -> set[fx.Node]:
         if node.op not in ("call_function", "call_method"):
             continue
         example = node.meta.get("example_value")
-        of_found = [n for n in node.all_input_nodes if n in found]
         new = _unbacked(example) - known
         known |= new
         reads |= bool(new)
-        is_number = isinstance(example, _NUMBERS)
-        part = node.target is operator.getitem and of_found and not is_number
-        if new or is_number or node.target is ASSERT or (part and node.args[0] in found):
+        part = node.target is operator.getitem and node.args[0] in found
+        if new or part or isinstance(example, _NUMBERS) or node.target is ASSERT:
             found.add(node)
     return found if reads else set()
 
