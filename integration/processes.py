@@ -11,8 +11,10 @@ import torch.multiprocessing as mp
 
 
 def on_processes(body: Callable[[int], None], count: int = 2) -> None:
-    """Call `body` with the rank in each of `count` processes of one group."""
-    mp.spawn(_run, (body, count, tempfile.mktemp()), nprocs=count)
+    """Call `body` with the rank in each of `count` processes of one group, with an empty cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["WEFT_CACHE_DIR"] = f"{folder}/cache"
+        mp.spawn(_run, (body, count, f"{folder}/group"), nprocs=count)
 
 
 def _run(rank: int, body: Callable[[int], None], count: int, path: str) -> None:

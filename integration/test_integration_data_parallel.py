@@ -67,9 +67,9 @@ def train(place, options, backend, hooked=False):
     return found, reduced
 
 
-def check(options, hooked):
+def check(options, hooked, *places):
     wanted, order = train(None, options, None, hooked)
-    for place in ("inside", "outside"):
+    for place in places:
         weft.reset()
         weft.counters.clear()
         backend = "codegen" if place == "inside" and not options else "aot_eager"
@@ -94,10 +94,9 @@ def second_derivatives_are_refused():
 
 
 def worker(rank):
-    check({}, hooked=True)
-    check({"find_unused_parameters": True}, hooked=False)
-    check({"static_graph": True}, hooked=True)
-    check({"gradient_as_bucket_view": True}, hooked=False)
+    check({}, True, "inside", "outside")
+    check({"find_unused_parameters": True}, False, "inside", "outside")
+    check({"static_graph": True, "gradient_as_bucket_view": True}, True, "inside")
     second_derivatives_are_refused()
     weft.config.optimize_ddp = False
     weft.counters.clear()
