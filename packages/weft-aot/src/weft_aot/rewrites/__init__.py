@@ -14,7 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from weft_core import events
 
 from weft_aot.rewrites import attention, linear_loss
-from weft_aot.rewrites.match import call_name
+from weft_aot.rewrites.match import call_name, writes
 
 Rewrite = Callable[[fx.Graph], int]
 """Changes a graph in place; returns in how many spots."""
@@ -69,13 +69,18 @@ class _Examples(fx.Interpreter):
 
 
 def _propagate(gm: fx.GraphModule, graph: fx.Graph, fakes: list[object]) -> bool:
-    """Set the examples of `graph`, a copy of that of `gm`; False where the program raises."""
+    """Set the examples of `graph`, a copy of that of `gm`.
+
+    False where the program raises, or would change its inputs or a state by this run.
+    """
+    if any(map(writes, gm.graph.nodes)):
+        return False
     mode = next((fake.fake_mode for fake in fakes if hasattr(fake, "fake_mode")), None)
     if mode is None:
         return False
-    writes = (t for t in fakes if isinstance(t, torch.Tensor) and not t.is_inference())
+    counted = (t for t in fakes if isinstance(t, torch.Tensor) and not t.is_inference())
     try:
-        with torch.autograd._unsafe_preserve_version_counter(tuple(writes)), mode:  # type: ignore[attr-defined]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(counted)), mode:  # type: ignore[attr-defined]
             _Examples(gm, graph).run(*fakes)
     except Exception:  # the trace will raise it, or explain it
         return False
