@@ -14,7 +14,12 @@ import weft
 from processes import on_processes, run_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -92,7 +97,9 @@ def train(model, run, parts=None, growth=0, scaled=False, ranks=1):
         optimizer.zero_grad()
     with torch.no_grad():
         found.append(run(x))
-    model.reshard()  # eager keeps the root's parameters after a forward without a backward
+    for module in model.modules():  # eager keeps parameters after a forward without a backward
+        if isinstance(module, FSDPModule):
+            module.reshard()
     state = [s["momentum_buffer"] for s in optimizer.state.values()]
     return found, [*map(whole, model.parameters())], [*map(whole, state)]
 

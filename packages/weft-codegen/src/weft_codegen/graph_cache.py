@@ -49,7 +49,7 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
     Raises:
         CompilerUnavailable: no C compiler that works.
     """
-    if settings.interpret or settings.verify_ir:
+    if settings.interpret or settings.verify_ir or not _on_cpu(gm):
         return None
     if events.bypasses("graphs") or recording.current() is not None:
         return None  # each stage shows what it makes
@@ -67,6 +67,12 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
     # Another version of this package may lower the same graph otherwise.
     parts = (package_digest(__file__), find_toolchain().fingerprint, chosen, *lines)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _on_cpu(gm: fx.GraphModule) -> bool:
+    """Whether a graph's inputs are on a CPU: other programs are kept by Triton."""
+    values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
 
 
 def store(key: str, loadable: Loadable) -> None:
@@ -90,7 +96,10 @@ def load(key: str) -> Loadable | None:
 
 @contextlib.contextmanager
 def known_or_made(key: str | None) -> Iterator[Loadable | None]:
-    """What is known of a graph; where that is nothing, others wait until the block has made it."""
+    """What is known of a graph; where that is nothing, others wait until the block has made it.
+
+    The block is to `store` it: those who wait for what is not kept wait in vain.
+    """
     known = None if key is None else load(key)
     if key is None or known is not None:
         yield known
