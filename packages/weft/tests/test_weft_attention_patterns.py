@@ -242,6 +242,12 @@ def test_lower_precision_is_as_accurate(function, autocast):
         assert (ours - double).norm() <= 1.1 * (theirs - double).norm() + 1e-3
 
 
+def _larger_mask(q, k, v):
+    scores = q[0] @ k[0].transpose(-2, -1)
+    mask = torch.eye(L, S, dtype=torch.bool).expand(B, H, -1, -1)
+    return torch.where(mask, -1e9, scores).softmax(-1) @ v
+
+
 def _read(q, k, v):
     weights = torch.softmax(q @ k.transpose(-2, -1), dim=-1)
     return weights @ v + weights.sum()
@@ -265,7 +271,9 @@ def _negated(q, k, v):
     return scores.softmax(-1) @ v
 
 
-@pytest.mark.parametrize("function", [_read, _dropped, _other_dimension, _weak_mask, _negated])
+@pytest.mark.parametrize(
+    "function", [_read, _larger_mask, _dropped, _other_dimension, _weak_mask, _negated]
+)
 def test_what_is_otherwise_stays_as_it_is(function):
     torch.manual_seed(1)
     tensors = _data()

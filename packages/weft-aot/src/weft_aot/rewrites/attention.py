@@ -196,7 +196,10 @@ class _Pattern:
         factor = 1.0  # of what comes before, by scalings that were passed
         while (name := call_name(node)) not in _SCORES:
             inner, factor = self._change(name, node, factor)
-            node = self._step(inner, node)
+            before, inner = node, self._step(inner, node)
+            same = _tensor(inner).shape == _tensor(before).shape  # a mask may have more dimensions
+            _require(same or name in ("view", "reshape"))
+            node = inner
         self.scale = factor
         if name == "baddbmm":
             beta: Any = node.kwargs.get("beta", 1)
