@@ -252,3 +252,23 @@ def test_tensors_without_memory_of_their_own_run_eagerly():
     functional = compiled(torch._to_functional_tensor(torch.ones(2)))
     assert torch.equal(torch._from_functional_tensor(functional), plain)
     assert torch.equal(compiled(torch._efficientzerotensor(2)), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "reshape", [lambda b: b.transpose_(0, 1), lambda b: b.t_(), lambda b: b.unsqueeze_(0)]
+)
+def test_views_made_before_their_base_is_reshaped_in_place(reshape):
+    def function(a):
+        base = a * 1
+        part = base[1:]
+        reshape(base)
+        part.mul_(3)
+        return part * 2, base.sin()
+
+    grads = []
+    for run in (function, weft.compile(function, fullgraph=True)):
+        a = torch.arange(6.0).view(3, 2).requires_grad_()
+        results = run(a)
+        weights = [torch.arange(1.0, one.numel() + 1).view(one.shape) for one in results]
+        grads.append((*results, *torch.autograd.grad(results, a, weights)))
+    torch.testing.assert_close(*grads)

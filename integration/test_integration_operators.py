@@ -209,6 +209,21 @@ def test_results_of_permuted_operands_of_symbolic_sizes_have_eagers_strides(prog
         assert found.stride() == wanted.stride()
 
 
+def test_an_empty_index_scatters_nothing_of_a_source_of_any_shape():
+    def program(x, index, source):
+        return x.scatter(0, index, source), x.scatter_add(0, index, source)
+
+    args = torch.ones(3, 2), torch.zeros(0, 2, dtype=torch.long), torch.ones(7)
+    torch.testing.assert_close(weft.compile(program)(*args), program(*args))
+
+
+def test_losses_skip_nan_where_eager_does():
+    x = torch.tensor([[torch.nan, 1.0, 2.0], [torch.inf, 1.0, 0.0], [1.0, 2.0, 3.0]])
+    loss = torch.nn.functional.multi_margin_loss
+    target = torch.tensor([0, 0, 2])
+    torch.testing.assert_close(weft.compile(loss)(x, target), loss(x, target), equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "program",
@@ -219,6 +234,8 @@ def test_results_of_permuted_operands_of_symbolic_sizes_have_eagers_strides(prog
         lambda x, y: (x * y - x / 3).max(0).values,
         lambda x, y: ((x / 3 - y) * x).argmax(1),
         lambda x, y: (x * y - x / 3).cummax(1).indices,
+        lambda x, y: -0.3 / x.exp() - (-0.3 / x.exp()).amax(0),
+        lambda x, y: (x * y).exp() + (x * y).exp().view(20, -1).amax(1).sum(),
     ],
 )
 def test_what_is_compared_is_rounded_in_the_forward_and_the_backward(program, dtype):

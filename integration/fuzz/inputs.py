@@ -78,7 +78,7 @@ def _numbers(shape, dtype, kind, random):
     if kind == "positive":
         values = values.abs() + 0.1
     elif kind == "ties":
-        values = values.round()
+        values = values.round() + 0.0  # no -0.0, which is special
     elif kind == "special":
         limits = torch.finfo(dtype)
         extremes = (limits.max, limits.min, limits.tiny, limits.smallest_normal / 4, limits.eps)

@@ -59,8 +59,10 @@ class _Sums:
 def _is_sum(node: fx.Node) -> bool:
     """Whether a node adds two tensors of its size and dtype, in whatever memory layout."""
     terms = node.all_input_nodes
-    adds = node.target is aten.add.Tensor and not node.kwargs and len(terms) == 2
-    return adds and all(same_shape(node, term) for term in terms)
+    if node.target is not aten.add.Tensor or node.kwargs or len(terms) != 2:
+        return False
+    tensors = all(isinstance(term.meta["val"], torch.Tensor) for term in terms)  # and no size
+    return tensors and all(same_shape(node, term) for term in terms)
 
 
 def _meeting(graph: fx.Graph, behind: dict[fx.Node, Bits], sums: _Sums) -> list[Bits]:

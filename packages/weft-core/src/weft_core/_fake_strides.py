@@ -21,8 +21,7 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     """Strides of a pointwise result, as a real kernel chooses them; None for others.
 
     torch's references widen or broadcast operands first, and what they make of these decides the
-    layout. Where sizes are symbolic only operands that are converted are looked at, of which one is
-    expanded or which are divided.
+    layout. Where sizes are symbolic only operands that are converted are looked at.
     """
     if func not in _POINTWISE:
         schema = func._schema
@@ -33,8 +32,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     if not _POINTWISE[func] or not tensors or not isinstance(result, torch.Tensor):
         return None
     strides = [stride for tensor in tensors for stride in (*tensor.shape, *tensor.stride())]
+    rows = all(tensor.is_contiguous() for tensor in tensors)
     if all(type(stride) is int for stride in strides):
-        rows = all(tensor.is_contiguous() for tensor in tensors)
         if 1 in result.shape and _shapes(func, args) == {result.shape}:
             # As TensorIteratorBase::fast_set_up, for operands of one shape.
             if rows:
@@ -46,9 +45,7 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     else:
         halves = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
         converted = halves or len({t.dtype for t in tensors}) > 1
-        expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())
-        mixed = func in _DIVISIONS and not all(t.is_contiguous() for t in tensors)
-        chosen = len(tensors) > 1 and converted and (expanded or mixed)
+        chosen = converted and len(tensors) > 1 and not rows
     if not chosen:
         return None
     whole = [_cast(t, result, func).expand(result.shape) for t in tensors]
@@ -64,7 +61,6 @@ def _cast(tensor: torch.Tensor, result: torch.Tensor, func: Any) -> torch.Tensor
 
 
 _POINTWISE: dict[Any, bool] = {}
-_DIVISIONS = (_aten.floor_divide.default, _aten.div.Tensor_mode)
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

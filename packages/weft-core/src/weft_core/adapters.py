@@ -220,7 +220,10 @@ def _bernoulli(x: Any, p: Any = None, **rest: Any) -> Any:
 
 def _rrelu(x: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, **k: Any) -> Any:
     """`rrelu` draws random numbers in training only; else it can be differentiated again."""
-    return None if training else F.leaky_relu(x, (lower + upper) / 2, **k)
+    if training:
+        return None
+    result = F.leaky_relu(x, (lower + upper) / 2, **k)
+    return result if k.get("inplace") or x.device.type != "cpu" else result.contiguous()
 
 
 def _unfold(x: Any, dimension: Any, size: Any, step: Any) -> Any:

@@ -54,6 +54,7 @@ _SETTLED = (
     aten.sym_constrain_range_for_size.default,
     aten._assert_tensor_metadata.default,
 )  # checks whose outcome tracing itself knows
+_RESHAPE_ITSELF = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()  # noqa: SIM905
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
@@ -403,8 +404,23 @@ class AtenTracer:
             if node.op == "output":
                 self.recorder.enter_source(None)
                 return node_args[0]
-            env[node] = self._run(gm, node, node_args, node_kwargs)
+            if node.target in _RESHAPE_ITSELF and all(node_args[0] is not one for one in args):
+                env[node] = self._reshape(node, node_args, node_kwargs, env)
+            else:
+                env[node] = self._run(gm, node, node_args, node_kwargs)
         raise ValueError("the graph module has no output node")
+
+    def _reshape(self, node: fx.Node, args: Any, kwargs: Any, env: dict[fx.Node, Any]) -> Any:
+        """Let another view take a tensor's place: autograd would replay its views on the new shape,
+        as it counts a change of shape for a write here, which eager does not."""
+        tensor = args[0]
+        if tensor.is_leaf and tensor.requires_grad:  # which eager refuses
+            return getattr(tensor, str(node.target))(*args[1:], **kwargs)
+        view = getattr(tensor, str(node.target).removesuffix("_"))(*args[1:], **kwargs)
+        for known, value in env.items():
+            if value is tensor:
+                env[known] = view
+        return view
 
     def _run(self, gm: fx.GraphModule, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.op == "call_function":

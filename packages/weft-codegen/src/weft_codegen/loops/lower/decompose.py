@@ -19,10 +19,12 @@ from weft_codegen.torch_compat import vector_norm
 
 # What a library call does better, and operators whose random numbers or strides are eager's. Of
 # others the decomposition is wrong: block_diag's promotes tensors of no dimensions as others,
-# isin's searches, and finds nothing beside NaN; that of the loss counts what comes after a -1.
+# isin's searches, and finds nothing beside NaN; those of the losses count what comes after a -1, or
+# NaN, and the gradient has no NaN.
 _KEEP = (
     "baddbmm", "mv", "dot", "_scaled_dot_product_flash_attention_for_cpu", "bernoulli",
     "max_unpool2d", "max_unpool3d", "block_diag", "isin", "multilabel_margin_loss_forward",
+    "multi_margin_loss", "soft_margin_loss_backward",
 )  # fmt: skip
 
 # Of which eager says under deterministic algorithms that they are none, on a GPU.

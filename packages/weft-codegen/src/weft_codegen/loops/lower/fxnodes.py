@@ -38,6 +38,21 @@ def _is_view(target: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
+_COMPARING = frozenset(
+    "aten::" + name
+    for name in "eq ne lt le gt ge max min amax amin argmax argmin cummax cummin".split()  # noqa: SIM905
+)
+
+
+def is_compared(node: fx.Node) -> bool:
+    """Say whether a user of a node, or of a view of it, compares its elements."""
+    for user in node.users:
+        name = str(getattr(getattr(user.target, "_schema", None), "name", ""))
+        if name in _COMPARING or (_is_view(user.target) and is_compared(user)):
+            return True
+    return False
+
+
 def added_product(node: fx.Node, sums: set[fx.Node]) -> tuple[Any, ...] | None:
     """The arguments (total, a, b) of an addmm that does what `node`, total + a @ b, does.
 

@@ -210,6 +210,7 @@ class GraphLowering(LoweringContext):
             if tensor.buffer is not None or tensor.root is not None:
                 continue
             self._weights[tensor] = weight
+            tensor.is_compared = fxnodes.is_compared(node)
             if weight > _CHAIN_LIMIT or (tensor.uses > 1 and self._costly(tensor)):
                 self.realise(tensor)
                 self._weights[tensor] = 1

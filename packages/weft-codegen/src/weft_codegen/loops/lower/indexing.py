@@ -186,6 +186,8 @@ def _scatter(
     mode: str, call: Call, x: LazyTensor, dim: int, index: LazyTensor, source: Any, **reduce: Any
 ) -> LazyTensor:
     """x with source[i] stored or added at i, whose coordinate along `dim` is index[i]."""
+    if ZERO in index.shape:  # and the source has any shape
+        return call.lazy(x.at)
     require(not reduce and len(x.shape) == len(index.shape) > 0, "scatter with reduce")
     _addable(call, mode)
     dim = normalise_dim(dim, len(x.shape))

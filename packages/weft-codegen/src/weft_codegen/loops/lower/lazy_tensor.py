@@ -30,7 +30,8 @@ class LazyTensor:
 
     `strides` are those eager gives it.  `root` and `offset` say that it is a view: it lies
     `offset` elements into the memory of `root` if that is ever a buffer with eager's strides.
-    `buffer` is set once the tensor lives in memory.
+    `buffer` is set once the tensor lives in memory, where it is rounded as eager's if it
+    `is_compared`.
     """
 
     shape: tuple[IndexExpr, ...]
@@ -43,6 +44,7 @@ class LazyTensor:
     uses: int = 1
     origins: tuple[str, ...] = ()
     device: torch.device = CPU
+    is_compared: bool = False
     _seen: dict[tuple[Any, ...], Expr] = field(default_factory=dict)
 
     @property
@@ -71,7 +73,7 @@ class LazyTensor:
     def rounded_at(self, where: Indices) -> Expr:
         """The element as eager has it, for what compares elements: each operator's result is of its
         dtype, where `at` rounds to 16 bits only what is stored. A forward and a backward that
-        makes a value again then agree whatever either of them stores."""
+        makes a value again then agree."""
         token = ROUNDS.set(True)
         try:
             return self.at(where)

@@ -229,7 +229,8 @@ class LoweringContext:
     @staticmethod
     def _element(tensor: LazyTensor) -> tuple[Axes, list[IndexExpr], Expr]:
         where, axes = index_space(tensor.shape)
-        return axes, where, tensor.at(where)
+        at = tensor.rounded_at if tensor.is_compared else tensor.at
+        return axes, where, at(where)
 
     def reduction(
         self, call: Call, op: str, axes: Axes, reduced: Axes, values: Any, dtype: torch.dtype
