@@ -9,7 +9,9 @@ import contextlib
 import decimal
 import fractions
 import itertools
+import math
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -466,3 +468,40 @@ def test_conjugates_and_negatives_from_outside():
     compiled, z = weft_capture.capture(run, eager_backend), torch.tensor([1 + 2j, 3 - 1j])
     for one in (z, z.conj(), z.imag, z.conj().imag, z):
         assert compiled(one) == run(one)
+
+
+class Rated:
+    rate = 0.5
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: Rated.__dict__["rate"],
+        lambda: vars(Rated).get("rate"),
+        lambda: dict(Rated.__dict__)["rate"],
+        lambda: [value for name, value in Rated.__dict__.items() if name == "rate"][0],
+    ],
+)
+def test_what_is_read_from_the_dict_of_a_class_is_guarded(read, monkeypatch):
+    captured = weft_capture.capture(lambda x: x * read(), eager_backend)
+    for rate in (0.5, 3.0, 4.0):
+        monkeypatch.setattr(Rated, "rate", rate)
+        assert captured(torch.ones(1)).item() == rate
+
+
+def test_a_patched_class_attribute_gets_its_present_value_back(monkeypatch):
+    def function(x):
+        with mock.patch.object(Rated, "rate", 2.0):
+            return x * Rated.rate
+
+    captured = weft_capture.capture(function, eager_backend)
+    for rate in (0.5, 3.0, 4.0):
+        monkeypatch.setattr(Rated, "rate", rate)
+        assert captured(torch.ones(1)).item() == 2 and Rated.rate == rate
+
+
+def test_a_symbolic_number_beside_infinity():
+    captured = weft_capture.capture(lambda x, n: (x, n % math.inf, n // math.inf), eager_backend)
+    for n in (3, -2, 4, -5):
+        assert captured(torch.ones(1), n)[1:] == (n % math.inf, n // math.inf)

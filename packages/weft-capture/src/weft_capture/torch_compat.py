@@ -31,6 +31,17 @@ def grad_dtype(leaf: torch.Tensor) -> torch.dtype:
     return dtype
 
 
+def whole_spec(parameter: Any, whole: torch.Tensor | None = None) -> Any:
+    """Return how fully_shard's unsharded parameter, or its gradient `whole`, lies on its own mesh.
+
+    None where it is no DTensor. torch up to 2.12 calls it the spec of tensor parallelism.
+    """
+    if not hasattr(parameter, "_unsharded_dtensor_spec"):
+        return getattr(parameter, "_tp_spec", None)
+    given = parameter._unsharded_dtensor_spec
+    return given if given is None or whole is None else parameter._get_unsharded_dtensor_spec(whole)
+
+
 @functools.cache
 def check_torch(version: str = torch.__version__) -> None:
     """Say once when torch is newer than what weft was tested with."""

@@ -201,7 +201,9 @@ class ClassValue(ObjectConstant):
         if name == "__dict__":
             if tx.effects.touches(cls):
                 raise Break("pending-mutation", "the __dict__ of a changed class")
-            return tx.const_object(types.MappingProxyType(dict(cls.__dict__)))
+            if attributes.is_fixed(cls):
+                return tx.const_object(types.MappingProxyType(dict(cls.__dict__)))
+            return tx.wrap(cls.__dict__, AttrSource(self.source or ConstSource(cls), name))
         if name in _OF_TYPE:
             value = getattr(cls, name)
             if name in ("__mro__", "__bases__") and not attributes.is_fixed(cls):

@@ -30,6 +30,7 @@ from torch.nn.functional import pad
 from weft_core.collectives import REGATHER
 from weft_guards.sources import AttrSource, CallSource, ItemSource, Source
 
+from weft_capture import torch_compat
 from weft_capture.breaks import Break
 from weft_capture.functions.table import rule
 from weft_capture.model.containers import SequenceValue, TupleValue
@@ -261,7 +262,7 @@ def _description(group: Any, parameters: list[Any]) -> _Group:
 
 
 def _describe(parameter: Any) -> _Parameter:
-    dim, spec = parameter.fsdp_placement.dim, parameter._unsharded_dtensor_spec
+    dim, spec = parameter.fsdp_placement.dim, torch_compat.whole_spec(parameter)
     local = parameter.sharded_size[0]
     padded = parameter.padded_sharded_param_size[0]
     rows = padded * parameter.mesh_info.shard_mesh_size if dim else parameter._orig_size[0]
@@ -304,9 +305,9 @@ def _link(state: Any, parameter: Any) -> torch.Tensor:
 def _hand_over(state: Any, parameter: Any, link: torch.Tensor) -> None:
     """Give a gradient to the parameter as eager's backward does, which `state` then reduces."""
     grad, link.grad = link.grad, None
-    if parameter._unsharded_dtensor_spec is not None:
+    if (spec := torch_compat.whole_spec(parameter, grad)) is not None:
         common = sys.modules["torch.distributed." + _HELPERS[1]]
-        grad = common._from_local_no_grad(grad, parameter._get_unsharded_dtensor_spec(grad))
+        grad = common._from_local_no_grad(grad, spec)
     whole = parameter._unsharded_param
     whole.grad = grad if whole.grad is None else whole.grad + grad
     state._register_root_post_backward_final_callback()

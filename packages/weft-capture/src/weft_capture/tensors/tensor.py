@@ -8,6 +8,7 @@ Operations on both end in `tx.graph.emit`, which adds a node and runs it on the 
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 import types
 from collections.abc import Callable
@@ -137,9 +138,11 @@ def _is_node(left: Value, right: Value) -> bool:
 
 
 def _is_number(value: Value) -> bool:
-    if isinstance(value, Constant) and isinstance(value.value, int):
-        return fits_graph(value.value)
-    return isinstance(value, Constant) and isinstance(value.value, (float, complex))
+    """Say whether a symbolic number computes with a constant as Python does: not so with inf."""
+    number = value.value if isinstance(value, Constant) else None
+    if isinstance(number, int):
+        return fits_graph(number)
+    return isinstance(number, complex) or (isinstance(number, float) and math.isfinite(number))
 
 
 def _as_ints(left: Value, right: Value) -> tuple[Value, Value]:
