@@ -22,7 +22,7 @@ class AotSettings(Settings):
             from 1 (what the backward would take long to compute is saved) to 0 (everything is
             computed again); the backward computes again what costs the least.
         chunk_cross_entropy: compute a linear layer and its cross entropy in chunks of rows, so that
-            the logits are never in memory all at once; `"auto"` where they are large.
+            the logits are never in memory all at once; `"auto"` where they are large, on a CPU.
         fuse_attention: compute attention that the program spells out by torch's fused operator;
             `True` also where it has dropout, for which that draws other numbers than eager, and
             where it trains with unknown numbers added to the scores, whose gradients differ for a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     if not _POINTWISE[func] or not tensors or not isinstance(result, torch.Tensor):
         return None
     strides = [stride for tensor in tensors for stride in (*tensor.shape, *tensor.stride())]
-    rows = all(tensor.is_contiguous() for tensor in tensors)
     if all(type(stride) is int for stride in strides):
+        rows = all(tensor.is_contiguous() for tensor in tensors)
         if 1 in result.shape and _shapes(func, args) == {result.shape}:
             # As TensorIteratorBase::fast_set_up, for operands of one shape.
             if rows:
@@ -45,11 +46,17 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     else:
         halves = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
         converted = halves or len({t.dtype for t in tensors}) > 1
-        chosen = converted and len(tensors) > 1 and not rows
+        chosen = converted and len(tensors) > 1 and _are_not_rows(tensors)
     if not chosen:
         return None
     whole = [_cast(t, result, func).expand(result.shape) for t in tensors]
     return tuple(torch._prims_common.compute_elementwise_output_strides(*whole))
+
+
+def _are_not_rows(tensors: list[torch.Tensor]) -> bool:
+    shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")  # imports sympy
+    known = not any(map(shapes.has_free_unbacked_symbols, tensors))
+    return known and not all(tensor.is_contiguous() for tensor in tensors)
 
 
 def _cast(tensor: torch.Tensor, result: torch.Tensor, func: Any) -> torch.Tensor:

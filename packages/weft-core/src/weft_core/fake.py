@@ -161,7 +161,7 @@ def _huber_loss(
 def _roll(tensor: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> torch.Tensor:
     """A CPU's kernel joins two slices for each dimension, in the memory format of these."""
     if not dims or tensor.device.type != "cpu" or not _holds(tensor.numel() > 0):
-        return torch.empty_like(tensor) if dims else tensor.new_empty(tensor.shape)
+        return tensor.new_empty(tensor.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         size = tensor.size(dim)
         start = (size - shift) % size

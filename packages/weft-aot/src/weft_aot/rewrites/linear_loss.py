@@ -94,13 +94,17 @@ def _rewrite(loss: fx.Node) -> bool:
 
 
 def _pays(rows: Any, logits: torch.Tensor, features: Any) -> bool:
-    """Whether the logits are large, and larger than what a chunked loss keeps of each row."""
+    """Whether the logits are large, and larger than what a chunked loss keeps of each row.
+
+    Not by itself on a GPU, where chunks took longer on an H100, and of a wide layer more memory.
+    """
     count, classes = hint(rows), logits.shape[-1]
     if not isinstance(classes, int) or count < 2:
         return False
     if settings.chunk_cross_entropy is True:
         return True
-    return count * classes * 4 >= _LIMIT and classes >= 2 * hint(features)
+    large = count * classes * 4 >= _LIMIT and classes >= 2 * hint(features)
+    return large and logits.device.type == "cpu"
 
 
 def _chunks(rows: int, logits: torch.Tensor) -> int:
