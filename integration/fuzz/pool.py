@@ -115,14 +115,14 @@ class Worker:
             path.write_text(f'#!/bin/sh\nexec {compiler} "$@"{flags}\n')
             path.chmod(0o700)
         settings = {
-            "WEFT_CACHE_DIR": os.path.join(self.folder, "cache"),
+            "WEFT_CACHE_DIR": str(Path(self.folder, "cache")),
             "WEFT_PGO": "0",
             "WEFT_MEASURE": "0",
             "OMP_NUM_THREADS": "1",
         }
         if self.sanitizer:
             settings |= _sanitized(compiler, self.sanitizer, Path(self.folder, "expected"))
-        with open(Path(self.folder, "stderr"), "w") as errors:
+        with Path(self.folder, "stderr").open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "integration.fuzz.worker"],
                 stdin=subprocess.PIPE,

@@ -154,7 +154,7 @@ def run(faults: dict[Callable[[Path], None], int] = FAULTS) -> tuple[list[str], 
 def _tried(fault: Callable[[Path], None], most: int) -> list[str]:
     """Fill a folder, break it, compile with it: results are eager's, messages are few."""
     with tempfile.TemporaryDirectory(prefix="weft-stress-") as parent:
-        os.chmod(parent, 0o755)
+        Path(parent).chmod(0o755)
         folder, log = Path(parent, "cache"), Path(parent, "log")
         os.environ["WEFT_CACHE_DIR"] = str(folder)
         os.waitpid(in_child(_compiled), 0)

@@ -87,10 +87,10 @@ def _checked(case: Case) -> str:
 
 def _verified(folder: str) -> list[str]:
     """Compile everything in a process that is left alone; what it says is a failure."""
-    log = os.path.join(tempfile.gettempdir(), f"weft-stress-{os.getpid()}.log")
+    log = Path(tempfile.gettempdir(), f"weft-stress-{os.getpid()}.log")
     _, status = os.waitpid(in_child(lambda: _compile_all(0), log), 0)
-    said = Path(log).read_text().strip()
-    Path(log).unlink()
+    said = log.read_text().strip()
+    log.unlink()
     failures = [f"exit status {status}: {said[:500]}"] if status or said else []
     left = [path.name for path in Path(folder, "tmp").iterdir()]
     return failures + [f"left behind: {name}" for name in left]

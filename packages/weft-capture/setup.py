@@ -1,7 +1,7 @@
 """Build of the frame-evaluation hook; everything else is declared in pyproject.toml."""
 
 import sysconfig
-from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -15,7 +15,7 @@ setup(
         Extension(
             "weft_capture.frame._hook",
             sources=["src/weft_capture/frame/_hook.c"],
-            depends=glob("src/weft_capture/frame/*.h"),
+            depends=list(map(str, Path("src/weft_capture/frame").glob("*.h"))),
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter"],
         )
     ]

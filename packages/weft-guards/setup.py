@@ -1,6 +1,6 @@
 """Builds the optional C form of checks; without a compiler the Python form is used."""
 
-from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -9,7 +9,7 @@ setup(
         Extension(
             "weft_guards._native",
             ["src/weft_guards/_native.c"],
-            depends=glob("src/weft_guards/*.h"),
+            depends=list(map(str, Path("src/weft_guards").glob("*.h"))),
             extra_compile_args=["-O2", "-std=c11"],
             optional=True,
         )

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -301,7 +302,7 @@ def test_records_know_their_place(caplog):
     weft_capture.capture(program, eager_backend, fullgraph=True)(X)
     (record,) = [record for record in caplog.records if record.msg == "hello %s"]
     assert (record.funcName, record.args, record.filename) == (
-        "program", ("you",), os.path.basename(__file__),
+        "program", ("you",), Path(__file__).name,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from weft_core import _privatedir, cachedir, events
@@ -290,15 +291,15 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
     (dead, left), (alive, used) = processes
     end(dead)
     entry()  # sweeps: somebody works there
-    assert os.path.exists(left) and os.path.exists(used)
+    assert Path(left).exists() and Path(used).exists()
     os.utime(left, (time.time() - 1e6,) * 2)
     _privatedir._swept.clear()
     entry()
-    assert not os.path.exists(left) and os.path.exists(used)
+    assert not Path(left).exists() and Path(used).exists()
     end(alive)
     _privatedir._swept.clear()
     entry()
-    assert not os.path.exists(used)
+    assert not Path(used).exists()
 
 
 @pytest.mark.slow
@@ -313,10 +314,10 @@ def test_a_temporary_folder_goes_with_its_process(tmp_path):
         )  # fmt: skip
         made = done.stdout.strip()
         assert made.startswith(str(tmp_path / "weft-"))
-        assert os.path.exists(made) is bool(wait)
-    root = os.path.dirname(made)
+        assert Path(made).exists() is bool(wait)
+    root = Path(made).parent
     os.utime(root, (time.time() - 1e3,) * 2)
     subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True
     )
-    assert not os.path.exists(root)
+    assert not Path(root).exists()

@@ -12,6 +12,7 @@ import tarfile
 import textwrap
 import types
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import corpus
@@ -27,8 +28,7 @@ MODULES = [argparse, contextlib, dataclasses, enum, inspect, json.decoder, stati
 
 def all_codes(module):
     """Every code object of a module's source file."""
-    with open(module.__file__, encoding="utf-8") as file:
-        todo = [compile(file.read(), module.__file__, "exec")]
+    todo = [compile(Path(module.__file__).read_text("utf-8"), module.__file__, "exec")]
     while todo:
         code = todo.pop()
         yield code

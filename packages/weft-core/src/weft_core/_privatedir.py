@@ -37,10 +37,11 @@ def requested_root() -> Path:
     """Return where the cache folder is to be."""
     named = os.environ.get("WEFT_CACHE_DIR")
     if named:
-        return Path(os.path.abspath(named))
+        return Path(os.path.abspath(named))  # noqa: PTH100 - resolve() would follow links
     shared = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(shared):
-        shared = os.path.join(os.path.expanduser("~"), ".cache")  # as it is, without a home
+    if not Path(shared).is_absolute():
+        home = os.path.expanduser("~")  # noqa: PTH111 - as it is, without a home
+        return Path(home, ".cache", "weft")
     return Path(shared, "weft")
 
 
@@ -96,28 +97,28 @@ def secure(folder: Path, *, link: bool = False) -> None:
     Raises:
         OSError: when it cannot be made so.
     """
-    if not os.path.isabs(folder):
+    if not folder.is_absolute():
         raise FileNotFoundError("no home folder")
     try:
-        os.mkdir(folder, 0o700)
+        folder.mkdir(0o700)
     except FileExistsError:
         pass
     except FileNotFoundError:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-    here = os.lstat(folder)
+            folder.mkdir(0o700)
+    here = folder.lstat()
     if stat.S_ISLNK(here.st_mode):
         if not link or here.st_uid not in (0, os.geteuid()):
             raise PermissionError("it is a symbolic link")
-        here = os.stat(folder)
+        here = folder.stat()
     if not stat.S_ISDIR(here.st_mode):
         raise NotADirectoryError("it is no folder")
     if here.st_uid != os.geteuid():
         raise PermissionError("it belongs to another user")
     if here.st_mode & 0o022:
-        os.chmod(folder, stat.S_IMODE(here.st_mode) & ~0o022)
-        if os.stat(folder).st_mode & 0o022:
+        folder.chmod(stat.S_IMODE(here.st_mode) & ~0o022)
+        if folder.stat().st_mode & 0o022:
             raise PermissionError("others can write to it")
 
 
@@ -165,7 +166,7 @@ def _delete(entry: os.DirEntry[str]) -> None:
     if entry.is_dir(follow_symlinks=False):
         shutil.rmtree(entry.path, ignore_errors=True)
     else:
-        os.unlink(entry.path)
+        Path(entry).unlink()
 
 
 # ---- temporary folders

@@ -96,7 +96,7 @@ def atomic_write(path: Path, data: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-            os.replace(name, path)
+            Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
@@ -253,13 +253,13 @@ def _new_key(path: Path) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(os.urandom(_KEY_SIZE))
             if bad is not None:
-                os.replace(name, path)
+                Path(name).replace(path)
                 return
             with contextlib.suppress(FileExistsError):
                 try:
                     os.link(name, path)
                 except (PermissionError, NotImplementedError):  # a file system without links
-                    os.replace(name, path)
+                    Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
 

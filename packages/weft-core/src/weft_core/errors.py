@@ -19,16 +19,16 @@ Each class also accepts a single string as its message: libraries recreate error
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 
 UserStack = Sequence[traceback.FrameSummary]
 _FRAME = re.compile(r'File "([^"]+)", line (\d+).*(?:\n +(.*))?')
-_TORCH = os.path.dirname(torch.__file__)
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def nearest(name: object, choices: Iterable[str]) -> str | None:

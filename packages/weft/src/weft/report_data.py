@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -205,7 +206,8 @@ def _sources(trees: list[Data], more: Iterable[str]) -> list[Data]:
 
 def _function_around(file: str, line: int) -> tuple[int, int]:
     """First and last line of the outermost function that a line is in."""
-    starts, spans = _functions(file, os.path.getmtime(file) if os.path.exists(file) else 0)
+    path = Path(file)
+    starts, spans = _functions(file, path.stat().st_mtime if path.exists() else 0)
     position = bisect.bisect_right(starts, line) - 1
     if position >= 0 and line <= spans[position][1]:
         return spans[position]

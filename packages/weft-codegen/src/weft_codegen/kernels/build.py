@@ -207,7 +207,7 @@ def _compile_error(job: _Job, command: Sequence[str], output: str) -> BackendCom
 
 
 def _headers() -> str:
-    return _digest(*((INCLUDE / name).read_text() for name in sorted(os.listdir(INCLUDE))))
+    return _digest(*(header.read_text() for header in sorted(INCLUDE.iterdir())))
 
 
 def _digest(*parts: str) -> str:
