@@ -54,6 +54,31 @@ def test_an_lstm_of_many_steps_is_one_graph():
     torch.testing.assert_close(run(compiled, x), run(model, x))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_lstm_of_varying_sizes_is_one_operator_a_layer(reverse):
+    model = nn.LSTM(4, 4, num_layers=2, bidirectional=reverse)
+    compiled = weft.compile(copy.deepcopy(model), fullgraph=True, isolate_recompiles=True)
+    graphs, before = weft.counters["stats"]["unique_graphs"], weft.counters["extern"].copy()
+    for steps, batch in ((3, 2), (3, 5), (3, 4), (6, 4), (9, 3)):
+        x = torch.randn(steps, batch, 4, requires_grad=True)
+        torch.testing.assert_close(run(compiled, x), run(model, x))
+    assert weft.counters["stats"]["unique_graphs"] - graphs <= 3
+    called = weft.counters["extern"] - before
+    assert called["weft_core.lstm_layer_backward.default"] > 0 == called["aten.addmm.default"]
+
+
+def test_a_copy_of_what_an_lstm_layer_keeps_does_as_well():
+    layer = torch.ops.weft_core.lstm_layer, torch.ops.weft_core.lstm_layer_backward
+    sizes = (5, 3, 2), (16, 2), (16, 4), (16,), (16,), (3, 4), (3, 4)
+    given = [torch.randn(size) for size in sizes]
+    *made, kept = layer[0](*given, False, True)
+    grads = [torch.randn_like(one) for one in made]
+    whole, copied = (
+        layer[1](*given, *made, workspace, *grads, False) for workspace in (kept, kept.clone())
+    )
+    torch.testing.assert_close(whole, copied)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
 def test_other_networks_of_many_steps_run_as_they_are(kind):

@@ -15,6 +15,11 @@ def correct_python_kernels() -> None:
     for key in (keys.CompositeImplicitAutograd, keys.Autograd):
         aten.dropout.default.py_kernels[key] = _dropout
     aten.dropout.default._dispatch_cache.clear()
+    lstm = aten.lstm.input.py_kernels[keys.CompositeImplicitAutograd]
+    if lstm is not _lstm:
+        _TORCHS["lstm"] = lstm
+        aten.lstm.input.py_kernels[keys.CompositeImplicitAutograd] = _lstm
+        aten.lstm.input._dispatch_cache.clear()
     matmul = aten.matmul.default.py_kernels[keys.CompositeImplicitAutograd]
     if matmul is not _matmul:
         _TORCHS["matmul"] = matmul
@@ -27,6 +32,14 @@ _TORCHS: dict[str, Any] = {}
 
 def _dropout(x: Any, p: float, train: bool | None) -> Any:
     return aten.native_dropout(x, p, train)[0] if train and p != 0 else x  # torch's copies it
+
+
+def _lstm(x: torch.Tensor, hidden: Any, weights: Any, *rest: Any) -> Any:
+    """One operator a layer where eager has one: torch's steps would fix how many there are."""
+    from weft_core import adapters, lstm  # noqa: PLC0415 - rarely needed
+
+    supported = lstm.supports(x, hidden, weights)
+    return (adapters.run_lstm if supported else _TORCHS["lstm"])(x, hidden, weights, *rest)
 
 
 def _matmul(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

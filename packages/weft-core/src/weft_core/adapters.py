@@ -159,15 +159,16 @@ def _torch_batch_norm(
     )[0]
 
 
-def _lstm(
+def run_lstm(
     x: Any, hidden: Any, weights: Any, biases: Any, layers: Any = None, dropout: Any = None,
     train: Any = None, bidirectional: Any = None, batch_first: Any = None,
 ) -> Any:  # fmt: skip
+    """Do what `torch.lstm` does, by one operator a layer where eager has one; None if packed."""
     if isinstance(hidden, torch.Tensor):
         return None  # packed sequences are not computed by oneDNN
     if dropout and train and layers > 1:
         return layer_by_layer(
-            _lstm, x, hidden, weights, biases, layers, dropout, train, bidirectional, batch_first
+            run_lstm, x, hidden, weights, biases, layers, dropout, train, bidirectional, batch_first
         )
     from torch._decomp import decompositions as known  # noqa: PLC0415 - rarely needed
 
@@ -329,7 +330,7 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.unfold: _unfold,
     torch.Tensor.__setitem__: _set_where,
     aten.unfold.default: _unfold,
-    torch.lstm: _lstm,
+    torch.lstm: run_lstm,
     **{
         function: functools.partial(layer_by_layer, function)
         for function in (torch.gru, torch.rnn_tanh, torch.rnn_relu)

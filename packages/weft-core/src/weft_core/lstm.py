@@ -2,23 +2,22 @@
 
 torch's own operator (`aten::mkldnn_rnn_layer`, ATen/native/mkldnn/RNN.cpp) hides what its forward
 keeps for its backward, and leaves it out where gradients are off, as they are while compiled code
-runs. `weft_core::lstm_layer` has it as a result whose size is known while tracing.
+runs. `weft_core::lstm_layer` has it as a result. How many bytes these are only oneDNN knows, so the
+result is the first of them, and its storage holds all.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 _LSTM = 2  # ideep::rnn_kind
 _library = torch.library.Library("weft_core", "FRAGMENT")
 _library.define(
     "lstm_layer(Tensor x, Tensor w, Tensor u, Tensor b, Tensor d, Tensor h, Tensor c,"
-    " bool reverse, int keeps) -> (Tensor, Tensor, Tensor, Tensor)"
+    " bool reverse, bool keeps) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "lstm_layer_backward(Tensor x, Tensor w, Tensor u, Tensor b, Tensor d, Tensor h, Tensor c,"
@@ -31,35 +30,29 @@ def _forward(*values: Any) -> Any:
     *tensors, reverse, keeps = values
     given = [one.contiguous() for one in tensors]
     hidden = given[-1].shape[-1]
-    with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(keeps > 0):
+    with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(keeps):
         y, hy, cy, kept = aten.mkldnn_rnn_layer.default(
-            *given, reverse, [], _LSTM, hidden, 1, True, False, False, keeps > 0
+            *given, reverse, [], _LSTM, hidden, 1, True, False, False, keeps
         )
-    return y, hy, cy, y.new_empty(0, dtype=torch.uint8) if kept is None else kept
+    return y, hy, cy, kept[:1] if keeps else y.new_empty(0, dtype=torch.uint8)
 
 
 def _backward(*tensors: Any) -> Any:
     *before, kept, gy, gh, gc, reverse = tensors
     given = [one.contiguous() for one in (*before, gy, gh, gc)]
+    storage = kept.untyped_storage()
+    if storage.nbytes() == 1:  # somebody copied the byte
+        storage = _forward(*given[:7], reverse, True)[3].untyped_storage()
+    whole = kept.new_empty(0).set_(storage, 0, (storage.nbytes(),))
     return aten.mkldnn_rnn_layer_backward.default(
-        *given, reverse, _LSTM, gh.shape[-1], 1, True, True, False, [], False, kept
+        *given, reverse, _LSTM, gh.shape[-1], 1, True, True, False, [], False, whole
     )
-
-
-@functools.cache
-def _kept(time: int, batch: int, inputs: int, hidden: int) -> int:
-    """Return the bytes that a forward keeps: oneDNN knows them once it has run."""
-    sizes = [(time, batch, inputs), (4 * hidden, inputs), (4 * hidden, hidden)]
-    sizes += [(4 * hidden,)] * 2 + [(batch, hidden)] * 2
-    with _disable_current_modes(), torch.no_grad():
-        return int(_forward(*map(torch.zeros, sizes), False, 1)[3].numel())
 
 
 def _fake_forward(x: Any, *rest: Any) -> Any:
     *_, h, c, _, keeps = rest
-    hidden = h.shape[-1]
-    kept = x.new_empty(keeps, dtype=torch.uint8)
-    return x.new_empty(*x.shape[:-1], hidden), h.new_empty(h.shape), c.new_empty(c.shape), kept
+    kept = x.new_empty(int(keeps), dtype=torch.uint8)
+    return x.new_empty(*x.shape[:-1], h.shape[-1]), h.new_empty(h.shape), c.new_empty(c.shape), kept
 
 
 _library.impl("lstm_layer", _forward, "CPU")
@@ -73,8 +66,7 @@ _library.impl(
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        keeps = _kept(*given[0].shape, given[-2].shape[-1])
-        *made, kept = torch.ops.weft_core.lstm_layer(*given, keeps)
+        *made, kept = torch.ops.weft_core.lstm_layer(*given, True)
         ctx.save_for_backward(*given[:-1], *made, kept)
         ctx.reverse = given[-1]
         return tuple(made)
@@ -91,7 +83,7 @@ def supports(x: torch.Tensor, hidden: Any, weights: Any) -> bool:
     return (
         torch._C._get_mkldnn_enabled()
         and all(one.device.type == "cpu" and one.dtype is torch.float32 for one in tensors)
-        and all(type(size) is int and size for size in x.shape)
+        and all(type(size) is not int or size for size in x.shape)
         and hidden[0].shape == hidden[1].shape
         and not torch.is_autocast_enabled("cpu")
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -116,5 +108,5 @@ def layer(x: Any, hidden: Any, weights: Any, has_biases: bool, reverse: bool = F
     if torch.is_grad_enabled() and any(one.requires_grad for one in given[:-1]):
         y, *states = _Layer.apply(*given)  # type: ignore[no-untyped-call]
     else:
-        y, *states = torch.ops.weft_core.lstm_layer(*given, 0)[:3]
+        y, *states = torch.ops.weft_core.lstm_layer(*given, False)[:3]
     return y, tuple(states)
