@@ -571,3 +571,20 @@ def test_a_result_that_retains_what_comes_through_another_one():
                 (result.sum() + hidden.sum()).backward()
                 found.append((x.grad, w.grad, hidden.grad if retains else w))
             torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_gradient_beside_a_hook_of_an_input_runs_the_hook(batched):
+    def function(x):
+        x.register_hook(lambda gradient: gradient * 1.5)
+        weights = torch.eye(3) if batched else torch.ones(3)
+        options = {"is_grads_batched": batched, "create_graph": True}
+        return torch.autograd.grad(x * x, x, weights, **options)[0]
+
+    found = []
+    for run in (function, weft.compile(function)):
+        x = torch.arange(3.0, requires_grad=True)
+        result = run(x)
+        result.sum().backward()
+        found.append((result, x.grad))
+    torch.testing.assert_close(*found)

@@ -2,7 +2,7 @@
 
 KNOWN_BREAKS = {
     "data_model.metaclass_with_an_order_of_its_own": "class-definition",
-    "closures.deleted_argument_in_a_cell": "data-dependent-branch",
+    "closures.deleted_argument_in_a_cell": "c-function",
     "dataclasses_enum.table_of_an_enum_that_changes": "class-definition",
     "dataclasses_enum.defaults_of_a_namedtuple_that_change": "class-definition",
     "dataclasses_enum.annotations_of_a_dataclass_that_change": "class-definition",
@@ -30,7 +30,7 @@ KNOWN_BREAKS = {
     "coroutines.async_context_manager": "unsupported-opcode",
     "coroutines.run_by_asyncio": "unsupported-opcode",
     "coroutines.async_for_unfit": "builtin-error",
-    "generators.started_over_break": "c-function",
+    "generators.started_over_break": "data-dependent-branch",
     "generators.delegating_over_break": "data-dependent-value",
     "generators.delegating_thrown_into_over_break": "data-dependent-value",
     "generators.ended_over_break": "data-dependent-value",

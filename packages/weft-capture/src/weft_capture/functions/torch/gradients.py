@@ -158,6 +158,8 @@ def _gradients(
     ]
     for entry in tx.graph.inputs:  # all of them are inputs now
         _check_graph_leaf(tx, entry)
+    if any(t.source is not None and t.hooked_at >= 0 for t in tx.graph.tensors()):
+        raise Break("inner-backward", "torch.autograd.grad beside a hook of an input")
     options = {"create_graph": create_graph, "retain_graph": TRUE}
     options |= {"allow_unused": allow_unused, "materialize_grads": materialize_grads}
     options["is_grads_batched"] = is_grads_batched
