@@ -297,6 +297,9 @@ def _decoder(batch: int) -> Row:
 
 ROWS: dict[str, Row] = {
     "gpt2-124m": Row(lambda: Transformer(768, 12, 12, 50304, "gpt", 1024), _ids(50304, 8, 1024)),
+    "gpt2-50257": Row(  # as published: no multiple of eight
+        lambda: Transformer(768, 12, 12, 50257, "gpt", 1024), _ids(50257, 8, 1024)
+    ),
     "llama-0.2b": Row(lambda: Llama(1024, 16, 12, 2816, 32000), _ids(32000, 4, 1024)),
     "llama-small": Row(
         lambda: Llama(512, 8, 4, 1408, 8000), _ids(8000, 4, 256), dtype=torch.float32

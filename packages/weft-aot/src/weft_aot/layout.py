@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from weft_core.symnodes import hint
 
 
 def memory_order(value: torch.Tensor) -> list[int]:
@@ -23,10 +22,3 @@ def memory_order(value: torch.Tensor) -> list[int]:
     # Dimensions of size one may carry any stride: they do not make a layout of its own.
     matters = [dim for dim in order if sizes[dim] != 1]
     return plain if matters == sorted(matters) else order
-
-
-def hint(number: Any, unknown: int = 4096) -> int:
-    """The example value of a size; `unknown` for one that only the data decides."""
-    if isinstance(number, int):
-        return number
-    return int(number.node.hint) if number.node.has_hint() else unknown

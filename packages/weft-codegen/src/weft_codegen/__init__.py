@@ -12,6 +12,7 @@ from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import frozen_inputs
 from weft_codegen.kernels.build import INCLUDE
 from weft_codegen.measure import Eager
+from weft_codegen.padded_products import pad_products
 
 if TYPE_CHECKING:
     from weft_codegen.patterns import Patterns, fill_values
@@ -26,6 +27,7 @@ __all__ = [
     "frozen_inputs",
     "get_include",
     "make_program",
+    "pad_products",
     "with_cudagraphs",
 ]
 

@@ -45,6 +45,7 @@ from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import Eager, measured
 from weft_codegen.nan_asserts import with_nan_asserts
+from weft_codegen.padded_products import pad_products
 from weft_codegen.program_record import program_record
 from weft_codegen.trace import dump_of, write_program
 from weft_codegen.tune import loop_wins
@@ -176,6 +177,7 @@ def _make(
     if inference and not options.keeps_operators:
         with events.span("codegen.layout"):
             gm = in_channels_last(gm)
+            gm = pad_products(gm) if options.shape_padding else gm
     program = make_program(gm, inputs, options)
     if options.nan_asserts:
         return with_nan_asserts(program, lambda program: _build(program, gm, before, None, options))

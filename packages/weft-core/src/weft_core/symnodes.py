@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 SymValue = torch.SymInt | torch.SymFloat | torch.SymBool
 """A symbolic Python scalar."""
 
+
+def hint(number: Any, unknown: int = 4096) -> int:
+    """The example value of a size; `unknown` for one that only the data decides."""
+    if isinstance(number, int):
+        return number
+    return int(number.node.hint) if number.node.has_hint() else unknown
+
+
 # sympy class name -> Python function of the same operands. Names, so that sympy stays unloaded.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "Add": operator.add,

@@ -33,11 +33,14 @@ def before(compile_aten: Callable[..., Any], passes: Passes) -> Callable[..., An
     return compile_changed
 
 
-def before_cut(passes: Passes) -> Callable[..., Any]:
-    """Return a partitioner that first runs the passes of the joint graph."""
+def before_cut(passes: Passes, options: weft_codegen.Options) -> Callable[..., Any]:
+    """Return a partitioner that first runs the passes of the joint graph and pads products."""
+    pads = options.shape_padding and not options.keeps_operators
 
     def cut(joint: Any) -> Any:
         _run(passes, "joint", joint.module)
+        if pads:
+            joint.module.graph = weft_codegen.pad_products(joint.module).graph
         return weft_aot.partition(joint)
 
     return cut

@@ -148,7 +148,7 @@ def codegen(
         fw_compiler=compile_aten,
         inference_compiler=partial(compile_aten, inference=True, frozen=frozen),
         decompositions=weft_codegen.decompositions(options.keeps_operators),
-        partition_fn=custom_passes.before_cut(passes) if passes else None,
+        partition_fn=custom_passes.before_cut(passes, options),
         rewrites=not (options.keeps_operators or options.emulate_precision_casts),
     )
     if options.freezing or options.triton_cudagraphs:

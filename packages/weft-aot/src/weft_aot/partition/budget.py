@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection
 import torch
 from torch import fx
 from weft_core.node_effects import has_effect
+from weft_core.symnodes import hint
 from weft_core.tracing import IN_FORWARD
 
-from weft_aot.layout import hint
 from weft_aot.partition.classify import Classes
 from weft_aot.partition.network import choose_saved
 from weft_aot.partition.policy import SCALAR, Policy, byte_count

@@ -16,9 +16,8 @@ from torch import fx
 from torch._ops import OpOverload
 from weft_core.collectives import REGATHER
 from weft_core.node_effects import has_effect
-from weft_core.symnodes import SymValue
+from weft_core.symnodes import SymValue, hint
 
-from weft_aot.layout import hint
 from weft_aot.walk import copies_input, is_view
 
 aten = torch.ops.aten

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx
+from weft_core.symnodes import hint
 from weft_core.tracing import IN_FORWARD
 
 from weft_aot.config import settings
-from weft_aot.layout import hint
 from weft_aot.rewrites.chunked_loss import ChunkedLoss
 from weft_aot.rewrites.match import (
     argument,

@@ -25,12 +25,12 @@ def count_uses(gm: fx.GraphModule) -> dict[fx.Node, int]:
     for node in reversed(gm.graph.nodes):
         total = 0
         for user in node.users:
-            total += uses.get(user, 1) if _is_view(user.target) else 1
+            total += uses.get(user, 1) if is_view(user.target) else 1
         uses[node] = total
     return uses
 
 
-def _is_view(target: Any) -> bool:
+def is_view(target: Any) -> bool:
     """Whether a call only renames what it is given: a view, or one of several results."""
     if target is operator.getitem or target is _aten._unsafe_view.default:
         return True
@@ -44,13 +44,15 @@ _COMPARING = frozenset(
 )
 
 
-def is_compared(node: fx.Node) -> bool:
-    """Say whether a user of a node, or of a view of it, compares its elements."""
-    for user in node.users:
-        name = str(getattr(getattr(user.target, "_schema", None), "name", ""))
-        if name in _COMPARING or (_is_view(user.target) and is_compared(user)):
-            return True
-    return False
+def compared(gm: fx.GraphModule) -> set[fx.Node]:
+    """The nodes whose elements a user, or a user of a view of them, compares."""
+    found: set[fx.Node] = set()
+    for node in reversed(gm.graph.nodes):
+        for user in node.users:
+            name = str(getattr(getattr(user.target, "_schema", None), "name", ""))
+            if name in _COMPARING or (user in found and is_view(user.target)):
+                found.add(node)
+    return found
 
 
 def added_product(node: fx.Node, sums: set[fx.Node]) -> tuple[Any, ...] | None:

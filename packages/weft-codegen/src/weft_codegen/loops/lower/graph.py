@@ -29,7 +29,7 @@ from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.rows import LOWERINGS
 from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index
 from weft_codegen.loops.lower.sizes import bound_sizes, learn
-from weft_codegen.loops.lower.strict import is_exact, is_view
+from weft_codegen.loops.lower.strict import is_exact
 
 _log = events.logger("codegen", "lowering")
 
@@ -83,7 +83,7 @@ class GraphLowering(LoweringContext):
         self._constants: dict[str, torch.Tensor] = {}
         self._outputs: list[ir.Output] = []
         self._copies: list[tuple[LazyTensor, LazyTensor]] = []
-        self._uses = fxnodes.count_uses(gm)
+        self._uses, self._compared = fxnodes.count_uses(gm), fxnodes.compared(gm)
         self._sums: set[fx.Node] = set()
         self._weights: dict[LazyTensor, int] = {}
 
@@ -188,9 +188,9 @@ class GraphLowering(LoweringContext):
             reason = NO_ROW
         elif name in VARYING and torch.are_deterministic_algorithms_enabled():
             reason = "deterministic algorithms are asked for"
-        elif self._strict and not is_exact(name, node.meta["val"], node.args, node.kwargs):
+        elif self._strict and not is_exact(target, node.meta["val"], node.args, node.kwargs):
             reason = "strict numerics: a loop may have other bits"
-        elif self._called and not is_view(name):
+        elif self._called and not fxnodes.is_view(target):
             reason = "operators are called by default"
         else:
             try:
@@ -210,7 +210,7 @@ class GraphLowering(LoweringContext):
             if tensor.buffer is not None or tensor.root is not None:
                 continue
             self._weights[tensor] = weight
-            tensor.is_compared = fxnodes.is_compared(node)
+            tensor.is_compared = node in self._compared
             if weight > _CHAIN_LIMIT or (tensor.uses > 1 and self._costly(tensor)):
                 self.realise(tensor)
                 self._weights[tensor] = 1

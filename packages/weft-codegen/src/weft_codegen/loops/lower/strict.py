@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft_codegen.loops.lower.fxnodes import is_view
+
 _EXACT = frozenset(
     """
     add sub mul div neg abs maximum minimum eq ne lt le gt ge where clamp relu sign clone copy
@@ -20,32 +22,22 @@ _EXACT = frozenset(
     tensor_split sum prod cumsum pow
     """.split()  # noqa: SIM905
 )
-_VIEWS = frozenset(
-    """
-    view _unsafe_view reshape expand permute t unsqueeze squeeze select slice unfold as_strided
-    diagonal alias detach unbind transpose split split_with_sizes
-    """.split()  # noqa: SIM905
-)
 _OF_INTS = frozenset(("sum", "prod", "cumsum"))  # of floats the order of additions decides
 
 
-def is_view(name: str) -> bool:
-    """Say whether an operator only makes a view."""
-    return name in _VIEWS
-
-
-def is_exact(name: str, fake: Any, args: Any, kwargs: Any) -> bool:
+def is_exact(target: Any, fake: Any, args: Any, kwargs: Any) -> bool:
     """Say whether a loop for an operator gives the bits of eager's kernel.
 
     Args:
-        name: the operator's, without a namespace.
+        target: the operator.
         fake: its result, or results.
         args, kwargs: its arguments.
     """
     dtype = getattr(fake, "dtype", None)
     is_float = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
-    if is_view(name):
+    if is_view(target):
         return True
+    name = target._opname
     if name not in _EXACT or (is_float and name in _OF_INTS):
         return False
     scale = kwargs.get("alpha", args[2] if len(args) > 2 else 1) if name in ("add", "sub") else 1
