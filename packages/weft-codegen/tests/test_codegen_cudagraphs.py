@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +80,28 @@ def test_what_a_forward_saves_is_not_copied_for_its_backward() -> None:
         assert torch.equal(backward(saved, tangent)[0], weight * x)
         del saved
     assert (forward.copied, backward.copied) == ({1}, {1})
+
+
+def test_an_output_that_is_kept_keeps_no_other_alive() -> None:
+    memory, x = Fake(), torch.randn(4)
+    graph = CudaGraphRunner(lambda x: [x.sum(), x * 2], set(), memory)
+    total = saved = None
+    for _ in range(3):
+        total = saved = None
+        total, saved = graph(x)
+    large = weakref.ref(saved.untyped_storage())
+    del saved, graph
+    gc.collect()
+    assert large() is None
+    assert total == x.sum()
+    assert len(memory.lent) == 1  # another recording must not write to the sum
+    other = CudaGraphRunner(lambda x: [x.sum() + 1], set(), memory)
+    for _ in range(3):
+        other(x)
+    assert total == x.sum()
+    del total
+    del other
+    assert not memory.lent
 
 
 def test_inputs_are_given_back_and_written() -> None:

@@ -13,6 +13,7 @@ import copy
 import functools
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -99,11 +100,26 @@ class CudaGraphPool:
         """Whether no output of the recordings from `number` on is in use; such ones are over."""
         late = [recording for recording in self.lent if recording.number >= number]
         used = [recording for recording in late if recording.in_use()]
-        self.lent = [recording for recording in self.lent if recording.number < number] + used
         for recording in used:
             recording.over = True
-            recording.owner.private.update(recording.in_use())
+            recording.private.update(recording.in_use())
+        self.tidy()
         return not used
+
+    def tidy(self) -> None:
+        """Let go of what nobody holds, in recordings that nobody replays any more."""
+        self.lent = [recording for recording in self.lent if recording.in_use()]
+        for recording in self.lent:
+            if recording.over or recording.owner() is None:
+                recording.keep(recording.in_use())
+
+    def owner_is_gone(self) -> None:
+        """The same, when a runner is deleted: by any thread, at any time."""
+        if self.lock.acquire(blocking=False):  # else at the next recording
+            try:
+                self.tidy()
+            finally:
+                self.lock.release()
 
 
 _memory = functools.cache(CudaGraphPool)
@@ -119,6 +135,7 @@ class CudaGraphRunner:
         self._left = 16  # recordings
         self.copied: set[int] = set()
         self.private: set[int] = set()
+        weakref.finalize(self, memory.owner_is_gone).atexit = False
 
     def __call__(self, *args: Any) -> Any:
         """The outputs of the graph."""
@@ -155,7 +172,9 @@ class CudaGraphRunner:
             if not self._left:
                 return "recorded-too-often"
             self._left, self._recording = self._left - 1, None
-            self._memory.lent = [lent for lent in self._memory.lent if lent.in_use()]
+            if known is not None:
+                known.over = True
+            self._memory.tidy()
             pairs = enumerate(zip(addresses, self._seen, strict=True))
             moved = {k for k, (now, before) in pairs if now != before} - self.written
             self.copied |= {k for k in moved if not self._memory.holds(args[k])}
@@ -184,14 +203,16 @@ class _Recording:
     def __init__(
         self, owner: CudaGraphRunner, memory: CudaGraphPool, args: list[Any], addresses: list[Any]
     ) -> None:
-        self.owner, self._addresses = owner, addresses
+        self.owner, self._addresses = weakref.ref(owner), addresses
+        self.private, self._written = owner.private, owner.written
         self.number, self.over = next(_numbers), False
         self._copies = {k: torch.empty_like(args[k]) for k in sorted(owner.copied)}
         inputs = [self._copies.get(k, value) for k, value in enumerate(args)]
+        self._replay: Callable[[], None] | None
         self._replay, outputs = memory.record(owner.run, inputs)
         sources = {_storage(x): k for k, x in enumerate(inputs) if isinstance(x, Tensor)}
         self._lent: list[tuple[int, int, int]] = []
-        self._makers: list[tuple[Callable[[Any], Any], Any, int | None]] = []
+        self._makers: list[tuple[Callable[[Any], Any], Any, int | None]] = []  # one per output
         for k, output in enumerate(outputs):
             source = sources.get(_storage(output))
             if source is not None and (output is inputs[source] or source not in self._copies):
@@ -218,12 +239,22 @@ class _Recording:
         """The outputs whose memory somebody holds."""
         return [k for k, storage, idle in self._lent if _uses(storage) != idle]
 
+    def keep(self, outputs: list[int]) -> None:
+        """Let go of all but these outputs; there is no replay after it."""
+        self.over, self._replay = True, None
+        self._copies.clear()
+        self._lent = [row for row in self._lent if row[0] in outputs]
+        nothing = (copy.copy, None, None)
+        pairs = enumerate(self._makers)
+        self._makers = [maker if k in outputs else nothing for k, maker in pairs]
+
     def replay(self, args: list[Any]) -> list[Any]:
         """The outputs for `args`."""
         for k, own in self._copies.items():
             own.copy_(args[k])
+        assert self._replay is not None
         self._replay()
-        torch.autograd.graph.increment_version([args[k] for k in self.owner.written])
+        torch.autograd.graph.increment_version([args[k] for k in self._written])
         return [make(x if k is None else args[k]) for make, x, k in self._makers]
 
 
