@@ -246,3 +246,63 @@ def test_what_is_compared_is_rounded_in_the_forward_and_the_backward(program, dt
     if wanted.is_floating_point():
         grads = [torch.autograd.grad(r.sum(), x)[0] for r in (found, wanted)]
         torch.testing.assert_close(*grads, rtol=0.02, atol=0.02)
+
+
+ALIKE = {
+    "norm": (lambda x: x.norm(1, -1).repeat(2, 1, 1), torch.ones(5, 6, 1)),
+    "norm-of-two": (lambda x: x.norm(3, (-2, -1)).unsqueeze(0), torch.ones(3, 1, 1)),
+    "logits-float16": (F.binary_cross_entropy_with_logits, torch.ones(5), torch.ones(5).half()),
+    "logits-double": (F.binary_cross_entropy_with_logits, torch.ones(5).double(), torch.ones(5)),
+    "soft-margin": (F.soft_margin_loss, torch.ones(5), torch.ones(5).double()),
+    "clamp-int": (lambda x: x.clamp(min=torch.nan), torch.arange(5)),
+    "clamp-double": (lambda x: x.clamp(max=torch.nan), torch.ones(9, 4).double().t()),
+    "clamp-bfloat16": (lambda x: x.clamp_(torch.nan), torch.ones(3, 17).bfloat16()),
+    "clamp-both": (lambda x: x.clamp(torch.nan, 1.0), torch.ones(9)),
+    "clamp-tensor": (lambda x: x.clamp(x / 0 * 0), torch.ones(9)),
+    "fft-of-real": (torch.fft.fft2, torch.ones(49).unfold(0, 33, 1)),
+    "fft-of-complex": (torch.fft.ifft2, torch.ones(8, 5, dtype=torch.complex64).t()),
+    "scatter": (lambda x, i: x.scatter(-1, i % 2, x.sum()), torch.ones(6), torch.tensor([True])),
+    "grid": (lambda x: torch.meshgrid(x, x, indexing="ij")[0].logical_not_(), torch.tensor([True])),
+    "grids": (lambda x, y: torch.meshgrid([x, y], indexing="ij"), torch.ones(3), torch.ones(())),
+}
+
+
+@pytest.mark.parametrize("case", ALIKE.values(), ids=ALIKE.keys())
+def test_what_results_are(case):
+    """Sizes, dtypes, strides and values, of what torch's fake tensors or references have wrong."""
+    program, *args = case
+    compiled = weft.compile(program)
+    found, wanted = ([call(*(x.clone() for x in args))] for call in (compiled, program))
+    wanted, found = (torch.utils._pytree.tree_leaves(r) for r in (wanted, found))
+    torch.testing.assert_close(found, wanted, equal_nan=True, check_stride=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.diag_embed(1),
+        lambda x: x[0].diag(),
+        lambda x: x[:0].triu(1),
+        lambda x: x.nansum(-1),
+        lambda x: x.roll(1).unbind(1)[0].mul_(2),
+        lambda x: x.select(0, 1).zero_(),
+        lambda x: x[:1].fill_(3),
+        lambda x: x[0, 0].aminmax(dim=-1),
+    ],
+)
+def test_operators_on_rare_dtypes_are_not_taken_apart(program, dtype):
+    found, wanted = (torch.arange(6).view(2, 3).to(dtype) for _ in range(2))
+    results = [weft.compile(program, fullgraph=True)(found), program(wanted)]
+    leaves = map(torch.utils._pytree.tree_leaves, results)
+    for one, other in [(found, wanted), *zip(*leaves, strict=True)]:
+        assert torch.equal(one, other) and one.dtype == other.dtype
+
+
+def test_classes_are_encoded_for_a_symbolic_number_of_them():
+    compiled = weft.compile(lambda x: F.one_hot(x % 3, x.shape[0]), dynamic=True)
+    for size in (5, 7):
+        x = torch.arange(size)
+        assert torch.equal(compiled(x), F.one_hot(x % 3, size))
+    with pytest.raises(RuntimeError):
+        weft.compile(lambda x: F.one_hot(x, x.shape[0] - 2), dynamic=True)(torch.arange(5))

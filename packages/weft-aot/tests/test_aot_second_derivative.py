@@ -51,6 +51,8 @@ CASES = {
     "views of a hidden base": (lambda x: (lambda y: (y[0], y[1:]))(x.sin() * x), (4, 3)),
     "view of an input": (lambda x: (x.view(12), x.sin()), (4, 3)),
     "detached": (lambda x: (x.pow(4) * x.detach().sin(), x.detach()), (4,)),
+    "reshaped in place": (lambda x: (x.sin().transpose_(0, 2), x.sin()[0].t_()), (3, 4, 1)),
+    "squeezed after a view": (lambda x: (lambda y: (y[0], y.squeeze_(), y))(x.sin()), (2, 1, 3)),
     "a result unused": (lambda x, w: (x.exp() * w, w.sin()), (4,), (4,)),
 }
 

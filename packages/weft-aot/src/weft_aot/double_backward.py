@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 from weft_core.tensor_versions import version_of
+from weft_core.tracing import RESHAPE_ITSELF, take_reshaped
 
 from weft_aot.records import BackwardComponent, JointGraph
 from weft_aot.walk import copied_inputs, inputs_of, leaves_of, needed_inputs, random_ops
@@ -46,7 +47,7 @@ class DoubleBackward:
     def __init__(
         self, program: Callable[..., Any], joint: JointGraph, part: BackwardComponent
     ) -> None:
-        self._program = program
+        self._program = _as_traced(program)
         self._joint, self._part = joint, part
         self._autocast = _autocast_state()
         self._written = {mutation.index for mutation in joint.mutations}
@@ -217,6 +218,26 @@ class DoubleBackward:
             for device, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype))
             yield
+
+
+class _Replay(fx.Interpreter):
+    """Runs a program as it was traced: where it changes a shape in place, results are views."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.target in RESHAPE_ITSELF:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            given = self.graph.find_nodes(op="placeholder")
+            if all(args[0] is not self.env.get(one) for one in given):
+                return take_reshaped(self.env, n, args, kwargs)
+        return super().run_node(n)
+
+
+def _as_traced(program: Callable[..., Any]) -> Callable[..., Any]:
+    if not isinstance(program, fx.GraphModule):
+        return program
+    reshapes = any(node.target in RESHAPE_ITSELF for node in program.graph.nodes)
+    # Inputs stay known to the end.
+    return _Replay(program, garbage_collect_values=False).run if reshapes else program
 
 
 Kept = tuple[Any, int, torch.Size]

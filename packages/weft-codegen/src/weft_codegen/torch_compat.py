@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,16 @@ def handle_offset() -> int:
         if ctypes.c_uint64.from_address(id(probe) + offset).value == probe._cdata:
             return offset
     raise missing("tensor layout that is known")
+
+
+def clamps_to(bound: Any, device: torch.device) -> bool:
+    """Say whether numbers are clamped to a lone bound: to NaN they are not in torch 2.11."""
+    return not isinstance(bound, float) or not math.isnan(bound) or _clamps_to_nan(device)
+
+
+@functools.cache
+def _clamps_to_nan(device: torch.device) -> bool:
+    return bool(torch.zeros(1, device=device).clamp(min=float("nan")).isnan())
 
 
 def vector_norm(

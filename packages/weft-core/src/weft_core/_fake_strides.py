@@ -123,12 +123,13 @@ def _index_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
 
 
 def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of MKL's transform of real numbers, which torch 2.11 takes for contiguous: what is
-    not transformed comes first, the last transformed dimension last, others as in the operand."""
+    """Strides of MKL's transforms, which torch 2.11 has wrong: what is not transformed comes first,
+    the last transformed dimension of real numbers last, others as in the operand."""
     tensor, dims = args[:2]
-    if result.device.type != "cpu" or not torch.backends.mkl.is_available():
+    if result.device.type != "cpu" or not torch.backends.mkl.is_available() or not dims:
         return None
-    order = sorted(range(tensor.dim()), key=lambda d: (d in dims, d == dims[-1], -tensor.stride(d)))
+    last = None if tensor.is_complex() else dims[-1]
+    order = sorted(range(tensor.dim()), key=lambda d: (d in dims, d == last, -tensor.stride(d)))
     shape = [result.shape[d] for d in order]
     packed = torch._prims_common.make_contiguous_strides_for(shape)
     return tuple(packed[order.index(d)] for d in range(tensor.dim()))
@@ -159,7 +160,7 @@ _Rule = Callable[[Any, Any, Any], tuple[int, ...] | None]
 _STRIDES: dict[Any, _Rule] = {
     **dict.fromkeys(_NORMS, _norm_strides),
     _aten.binary_cross_entropy.default: _like_operand,
-    _aten._fft_r2c.default: _fft_strides,
+    **dict.fromkeys((_aten._fft_c2c.default, _aten._fft_r2c.default), _fft_strides),
     _aten.index.Tensor: _index_strides,
     _aten.pow.Scalar: _contiguous,
     _aten.mvlgamma.default: _contiguous,

@@ -260,8 +260,23 @@ def _broadcast_tensors(*tensors: Any) -> Any:
     return tuple(x.expand(shape) if (v := _expand(x, shape)) is None else v for x in tensors)
 
 
+def _meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
+    """Grids whose `expand`s are adapted, too, where one of them may repeat nothing."""
+    given = tensors[0] if len(tensors) == 1 and not _is_tensor(tensors[0]) else tensors
+    if indexing != "ij" or not all(map(_is_tensor, given)) or max(x.dim() for x in given) > 1:
+        return None
+    shape = [x.numel() for x in given]
+    ranks = range(len(shape))
+    rows = [x.reshape([-1 if k == d else 1 for k in ranks]) for d, x in enumerate(given)]
+    return tuple(x.expand(shape) if (v := _expand(x, shape)) is None else v for x in rows)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
 def _one_hot(x: Any, num_classes: Any = -1) -> Any:
-    if type(num_classes) is not int or num_classes < 1 or x.dtype is not torch.int64:
+    if not is_concrete(num_classes) or num_classes < 1 or x.dtype is not torch.int64:
         return None
     check = aten._assert_async.msg
     check((x >= 0).all(), "Class values must be non-negative.")
@@ -316,6 +331,7 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.bernoulli: _bernoulli,
     torch.Tensor.bernoulli: _bernoulli,
     F.one_hot: _one_hot,
+    torch.meshgrid: _meshgrid,
     torch.pow: _power,
     torch.Tensor.pow: _power,
     torch.Tensor.__pow__: _power,

@@ -50,6 +50,13 @@ _aten = torch.ops.aten
 _UNIQUE = _aten._unique.default
 # Results sized by data, which torch 2.11 does not say: it would take the sizes of zeros.
 _UNTAGGED = () if torch.Tag.dynamic_output_shape in _UNIQUE.tags else (_UNIQUE,)
+_NORM = _aten.linalg_vector_norm.default
+# Which argument gives a result its dtype; the references promote.
+_DTYPE_OF = {
+    _aten.soft_margin_loss.default: 0,
+    _aten.soft_margin_loss_backward.default: 1,
+    _aten.mv.default: 1,
+}
 _FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
@@ -102,6 +109,8 @@ class _Mode(FakeTensorMode):
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in _UNTAGGED:
             raise DynamicOutputShapeException(func)
+        if func is _NORM:
+            args = _counted_from_start(*args)
         crops = func is torch.ops.aten.constant_pad_nd.default and self.shape_env is not None
         if crops and all(_holds(p <= 0) for p in args[1]):
             with self:
@@ -110,6 +119,9 @@ class _Mode(FakeTensorMode):
             with self:
                 return _FAKES[func](*args, **kwargs)
         result = _dispatch_impl(self, func, types, args, kwargs)
+        if func in _DTYPE_OF and result.dtype != args[_DTYPE_OF[func]].dtype:
+            with self:
+                result = result.to(args[_DTYPE_OF[func]].dtype)
         if func is _FLASH and result[0].dtype is torch.float64:  # which torch 2.11 takes for float
             with self:
                 result = result[0], result[1].double()
@@ -121,6 +133,14 @@ class _Mode(FakeTensorMode):
             with self:
                 first = first.new_empty_strided(first.shape, strides)
         return (first, *rest) if isinstance(result, tuple) else first
+
+
+def _counted_from_start(
+    tensor: torch.Tensor, order: Any = 2, dims: Any = None, *rest: Any
+) -> tuple[Any, ...]:
+    """Arguments of a norm: of one element, torch 2.11 takes a negative dimension for another."""
+    dims = dims and [dim + tensor.dim() if dim < 0 else dim for dim in dims]
+    return tensor, order, dims, *rest
 
 
 def _without_generator(draw: Any) -> Any:

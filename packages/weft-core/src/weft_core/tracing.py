@@ -54,7 +54,7 @@ _SETTLED = (
     aten.sym_constrain_range_for_size.default,
     aten._assert_tensor_metadata.default,
 )  # checks whose outcome tracing itself knows
-_RESHAPE_ITSELF = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()  # noqa: SIM905
+RESHAPE_ITSELF = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()  # noqa: SIM905
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
@@ -323,6 +323,22 @@ def preserve_transform_levels() -> Iterator[None]:
             forward_ad.exit_dual_level()
 
 
+def take_reshaped(env: dict[fx.Node, Any], node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Let another view take a tensor's place in `env`, for a `node` that changes its shape.
+
+    In a trace, autograd counts that for a write, which eager does not, and would replay the
+    tensor's views on the new shape.
+    """
+    tensor = args[0]
+    if tensor.is_leaf and tensor.requires_grad:  # which eager refuses
+        return getattr(tensor, str(node.target))(*args[1:], **kwargs)
+    view = getattr(tensor, str(node.target).removesuffix("_"))(*args[1:], **kwargs)
+    for known, value in env.items():
+        if value is tensor:
+            env[known] = view
+    return view
+
+
 class AtenTracer:
     """One trace: wrap the inputs, run the program inside `active`, then call `finish`.
 
@@ -404,23 +420,11 @@ class AtenTracer:
             if node.op == "output":
                 self.recorder.enter_source(None)
                 return node_args[0]
-            if node.target in _RESHAPE_ITSELF and all(node_args[0] is not one for one in args):
-                env[node] = self._reshape(node, node_args, node_kwargs, env)
+            if node.target in RESHAPE_ITSELF and all(node_args[0] is not one for one in args):
+                env[node] = take_reshaped(env, node, node_args, node_kwargs)
             else:
                 env[node] = self._run(gm, node, node_args, node_kwargs)
         raise ValueError("the graph module has no output node")
-
-    def _reshape(self, node: fx.Node, args: Any, kwargs: Any, env: dict[fx.Node, Any]) -> Any:
-        """Let another view take a tensor's place: autograd would replay its views on the new shape,
-        as it counts a change of shape for a write here, which eager does not."""
-        tensor = args[0]
-        if tensor.is_leaf and tensor.requires_grad:  # which eager refuses
-            return getattr(tensor, str(node.target))(*args[1:], **kwargs)
-        view = getattr(tensor, str(node.target).removesuffix("_"))(*args[1:], **kwargs)
-        for known, value in env.items():
-            if value is tensor:
-                env[known] = view
-        return view
 
     def _run(self, gm: fx.GraphModule, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.op == "call_function":

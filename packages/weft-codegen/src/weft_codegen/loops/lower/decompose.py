@@ -61,6 +61,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
         table[op] = functools.partial(_of_elements, table[op])
     huber = aten.huber_loss.default
     table[huber] = functools.partial(_of_first_dtype, table[huber])
+    for name in ("binary_cross_entropy_with_logits", "soft_margin_loss"):
+        op = getattr(aten, name).default
+        table[op] = functools.partial(_of_one_dtype, table[op])
     norm = aten.linalg_vector_norm.default
     table[norm] = functools.partial(vector_norm, table[norm])
     for name in ("var", "std"):
@@ -75,7 +78,22 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[logit] = lambda grad, x, eps=None: rule(grad, x + 0.0, eps)
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
-    return table
+    return {op: _but_for_rare(rule) for op, rule in table.items()}
+
+
+# Of which eager has few kernels: that of `where`, which torch's rules use, came with torch 2.12.
+_RARE = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def _but_for_rare(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition, but for tensors of rare dtypes, on which the operator itself runs."""
+
+    @functools.wraps(rule)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        rare = any(getattr(one, "dtype", None) in _RARE for one in args)
+        return NotImplemented if rare else rule(*args, **kwargs)
+
+    return call
 
 
 def _take(x: Any, index: Any) -> Any:
@@ -138,6 +156,11 @@ def _of_floats(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _of_first_dtype(rule: Callable[..., Any], x: Any, *rest: Any, **options: Any) -> Any:
     """The decomposition, whose result has the first operand's dtype as eager's has."""
     return rule(x, *rest, **options).to(x.dtype)
+
+
+def _of_one_dtype(rule: Callable[..., Any], x: Any, target: Any, *rest: Any) -> Any:
+    """The decomposition, but for unlike dtypes: eager computes in place, in one of the two."""
+    return rule(x, target, *rest) if x.dtype == target.dtype else NotImplemented
 
 
 def _of_elements(rule: Callable[..., Any], grad: Any, x: Any, *rest: Any) -> Any:

@@ -195,7 +195,7 @@ def _scatter(
     dtype = compute_dtype(call.fake.dtype)
 
     def value(idx: Indices) -> Expr:
-        whole = isinstance(source, LazyTensor)
+        whole = isinstance(source, LazyTensor) and len(source.shape) == len(idx)
         return source.at(idx) if whole else operand_at(source, idx, dtype)
 
     def chosen(idx: Indices) -> Expr:

@@ -29,6 +29,7 @@ from weft_codegen.loops.lower.lazy_tensor import Indices, LazyTensor, broadcast_
 from weft_codegen.loops.lower.lowering import Call, lowers, lowers_each, require
 from weft_codegen.loops.lower.shapes import NARROW, number
 from weft_codegen.loops.ops import DTYPES, OPS, floating
+from weft_codegen.torch_compat import clamps_to
 
 Function = Callable[..., Expr]
 SUPPORTED = frozenset(DTYPES)
@@ -272,6 +273,8 @@ def _where(call: Call, condition: LazyTensor, yes: Any, no: Any) -> LazyTensor:
 @lowers("aten.clamp")
 def _clamp(call: Call, x: LazyTensor, low: Any = None, high: Any = None) -> LazyTensor:
     bounds = [(k, b) for k, b in (("maximum", low), ("minimum", high)) if b is not None]
+    if len(bounds) == 1 and not clamps_to(bounds[0][1], call.fake.device):
+        bounds = []
 
     def function(value: Expr, *limits: Expr) -> Expr:
         for (kind, _), limit in zip(bounds, limits, strict=True):
