@@ -33,9 +33,9 @@ ROUND_SECONDS = 0.15
 
 
 class Worker:
-    """One system in one process; see systems.py."""
+    """One system in one process, which runs a script that ends in systems.serve."""
 
-    def __init__(self, name: str, mode: str, system: str, caches: Path) -> None:
+    def __init__(self, words: list[str], caches: Path) -> None:
         environment = {
             **os.environ,
             "WEFT_CACHE_DIR": str(caches / "weft"),
@@ -45,7 +45,7 @@ class Worker:
         # As packages that pip has installed are: compiled to bytecode once.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "systems.py"), name, mode, system],
+            [sys.executable, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -61,19 +61,20 @@ class Worker:
             raise RuntimeError(self.process.stderr.read()[-2000:])
         return json.loads(line)
 
+    def ask(self, line: str) -> dict[str, float]:
+        """Return the answer to a line (see systems.serve)."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return self._answer()
+
     def seconds(self, calls: int) -> float:
         """Return the time that so many calls take."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"calls {calls}\n")
-        self.process.stdin.flush()
-        return self._answer()["seconds"]
+        return self.ask(f"calls {calls}")["seconds"]
 
     def peak(self) -> int:
         """Return the most bytes that one call has in use above what lived before it."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("peak\n")
-        self.process.stdin.flush()
-        return int(self._answer()["bytes"])
+        return int(self.ask("peak")["bytes"])
 
     def close(self) -> None:
         """End the process."""
@@ -103,13 +104,14 @@ class Row:
 
 def measure(name: str, mode: str, rounds: int) -> Row:
     """Measure one model in one mode."""
+    script = str(Path(__file__).parent / "systems.py")
     with tempfile.TemporaryDirectory() as folder:
         caches = Path(folder)
         workers: dict[str, Worker] = {}
         try:
             cold = {}
             for system in ("eager", "weft", "torch"):
-                workers[system] = Worker(name, mode, system, caches)
+                workers[system] = Worker([script, name, mode, system], caches)
                 cold[system] = workers[system].first
             speeds, call = steady(workers, rounds)
             peaks = {system: worker.peak() for system, worker in workers.items()}
@@ -118,7 +120,7 @@ def measure(name: str, mode: str, rounds: int) -> Row:
                 worker.close()
         warm = {}
         for system in ("weft", "torch"):
-            again = Worker(name, mode, system, caches)
+            again = Worker([script, name, mode, system], caches)
             warm[system] = again.first
             again.close()
     return Row(

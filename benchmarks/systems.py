@@ -131,10 +131,19 @@ def worker(name: str, mode: str, system: str) -> None:
     start = time.perf_counter()
     step = prepare(system)
     step()
-    print(json.dumps({"first": time.perf_counter() - start}), flush=True)
+    serve(step, time.perf_counter() - start, lambda: {"bytes": peak(step)})
+
+
+def serve(step: Callable[[], Any], first: float, peak: Callable[[], dict[str, float]]) -> None:
+    """Say what the first call took, then answer the parent's lines until there are no more.
+
+    Args:
+        peak: answers the line `peak`.
+    """
+    print(json.dumps({"first": first}), flush=True)
     for line in sys.stdin:
         if line.startswith("peak"):
-            print(json.dumps({"bytes": peak(step)}), flush=True)
+            print(json.dumps(peak()), flush=True)
             continue
         calls = int(line.split()[1])
         start = time.perf_counter()
