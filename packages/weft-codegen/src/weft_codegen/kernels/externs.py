@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft_codegen.loops.index import IndexExpr
-from weft_codegen.loops.program import BufferRef, Extern
+from weft_codegen.kernels.c_expr import index_c
+from weft_codegen.loops.index import ZERO, IndexExpr
+from weft_codegen.loops.program import BufferRef, Buffers, Extern
+from weft_codegen.loops.schedule.linear import LINEAR, added_stride
 from weft_codegen.torch_compat import torch_library
 
 _HEADERS = "include/torch/csrc/inductor/aoti_torch"
@@ -31,7 +33,8 @@ DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 
 # Their C functions have a twin that writes into given memory.
 _OUT = (
-    _aten.mm.default, _aten.mm.dtype, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default
+    _aten.mm.default, _aten.mm.dtype, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default,
+    *LINEAR,
 )  # fmt: skip
 
 
@@ -102,6 +105,21 @@ def shim_call(
     except _NotRepresentable:
         return None
     return (name, arguments) if len(arguments) + results == expected else None
+
+
+def linear_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers) -> str:
+    """The call of weft's own function for a product with a linear layer's weight (weft_linear.h).
+
+    Args:
+        target, handles: the C text of the handles of the result, and of the operands.
+    """
+    *added, left, right = (buffers[arg.name] for arg in step.args)
+    strides = [added_stride(one, left.shape[0]) or ZERO for one in added] or [ZERO]
+    numbers = (left.shape[0], right.shape[1], right.shape[0], *strides)
+    numbers += (left.strides[0], right.strides[1])
+    data = [f"weft_data({handle})" for handle in (target, *handles)]
+    data[1:1] = [] if added else ["NULL"]
+    return f"weft_linear({', '.join([*data, *map(index_c, numbers)])})"
 
 
 def _shim_name(op: Any, device: str) -> str:

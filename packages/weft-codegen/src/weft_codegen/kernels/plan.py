@@ -16,6 +16,7 @@ from weft_core.collectives import is_collective
 
 from weft_codegen.kernels.externs import returns_views, writes_into
 from weft_codegen.loops import program as ir
+from weft_codegen.loops.schedule.linear import ADDMM
 
 ALIGN = 64
 # Bytes from which a temporary is a tensor of its own.
@@ -150,7 +151,7 @@ class MemoryPlan:
             kernel = self._program.kernels[step.kernel]
             actual = dict(zip((param.name for param in kernel.params), step.buffers, strict=True))
             return [actual[old] for new, old in kernel.in_place if actual[new] == written]
-        if isinstance(step, ir.Extern) and step.op is torch.ops.aten.addmm.default:
+        if isinstance(step, ir.Extern) and step.op in (torch.ops.aten.addmm.default, ADDMM):
             total, new = (self._program.buffers[name] for name in (step.args[0].name, written))
             owned = (
                 self.allocation[written] is Allocation.OWNED and self.root[total.name] == total.name

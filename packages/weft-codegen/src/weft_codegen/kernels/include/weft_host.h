@@ -20,6 +20,11 @@
 
 int snprintf(char *text, size_t size, const char *format, ...);
 
+/* In the kernels' unit, where the program has products for it (weft_linear.h). */
+int weft_linear(float *out, const float *added, const float *x, const float *weight, int64_t rows,
+                int64_t columns, int64_t depth, int64_t added_stride, int64_t x_stride,
+                int64_t weight_stride);
+
 /* ---- libtorch ---- */
 
 typedef const int64_t *weft_dims;

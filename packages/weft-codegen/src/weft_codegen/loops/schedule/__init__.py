@@ -12,6 +12,7 @@ from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
 from weft_codegen.loops.schedule.group_key import group_key
 from weft_codegen.loops.schedule.kernels import launch
+from weft_codegen.loops.schedule.linear import Wins, linear_products
 from weft_codegen.loops.schedule.matmul import Prefer, small_products
 from weft_codegen.loops.schedule.overlap import overlap_collectives
 from weft_codegen.loops.schedule.rematerialize import outside_readers, rematerialize
@@ -22,13 +23,22 @@ __all__ = ["schedule"]
 
 
 def schedule(
-    lowered: Program, *, fuse: bool = True, prefer: Prefer | None = None, strict: bool = False
+    lowered: Program,
+    *,
+    fuse: bool = True,
+    prefer: Prefer | None = None,
+    linear: Wins | None = None,
+    strict: bool = False,
 ) -> Program:
     """The program of a lowered graph; without `fuse` every node gets a kernel of its own.
 
-    `prefer` decides which larger matrix products become loops too (see matmul.py); `strict`: none.
+    `prefer` decides which larger matrix products become loops too (see matmul.py), and `linear`
+    which others weft's own function computes (see linear.py); `strict`: none.
     """
-    lowered = split_reductions(small_products(lowered, prefer) if fuse and not strict else lowered)
+    if not strict:
+        lowered = small_products(lowered, prefer) if fuse else lowered
+        lowered = linear_products(lowered, linear) if linear else lowered
+    lowered = split_reductions(lowered)
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
     units = Fusion(lowered, items).run(join_groups=fuse)

@@ -1,0 +1,83 @@
+"""Products with the weight of a linear layer, which a function of weft's own computes.
+
+    mm(x, w.t())           weft_codegen.mm(x, w.t())
+    addmm(b, x, w.t())     weft_codegen.addmm(b, x, w.t())    b: a bias, or a sum (a residual)
+
+The function (kernels/include/weft_linear.h) takes a weight as `nn.Linear` keeps it: the terms of
+each sum lie side by side. Where it is the faster one is decided by who calls (tune.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr
+from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
+from weft_codegen.loops.program import (
+    CPU,
+    Buffer,
+    BufferRef,
+    Buffers,
+    Extern,
+    Program,
+    Step,
+    expanded,
+)
+
+_library = torch.library.Library("weft_codegen", "FRAGMENT")
+_library.define("mm(Tensor left, Tensor right) -> Tensor")
+_library.define("addmm(Tensor added, Tensor left, Tensor right) -> Tensor")
+_library.impl("mm", torch.mm, "CompositeExplicitAutograd")
+_library.impl("addmm", torch.addmm, "CompositeExplicitAutograd")
+
+ADDMM = torch.ops.weft_codegen.addmm.default
+LINEAR = (torch.ops.weft_codegen.mm.default, ADDMM)
+_OWN = {torch.ops.aten.mm.default: LINEAR[0], torch.ops.aten.addmm.default: ADDMM}
+
+Wins = Callable[[int | None, int, int], bool]
+"""Whether weft's function is faster, by rows (None: only known while running), columns, terms."""
+
+
+def linear_products(program: Program, wins: Wins) -> Program:
+    """`program` with weft's function where it can compute a product of `mm` or `addmm` and wins."""
+
+    def rule(step: Step, buffers: Buffers) -> Iterator[Step]:
+        if isinstance(step, Extern) and _is_linear(step, buffers, wins):
+            step = replace(step, op=_OWN[step.op])
+        yield step
+
+    return expanded(program, rule)
+
+
+def _is_linear(step: Extern, buffers: Buffers, wins: Wins) -> bool:
+    result = step.results[0] if step.op in _OWN else None
+    if result is None or step.kwargs or not all(isinstance(arg, BufferRef) for arg in step.args):
+        return False
+    used = [buffers[arg.name] for arg in step.args]
+    *added, left, right = used
+    target = buffers[result]
+    if any(buffer.dtype is not torch.float32 or buffer.device != CPU for buffer in (*used, target)):
+        return False
+    rows, (depth, columns) = left.shape[0], right.shape
+    known = depth.is_const and columns.is_const and depth.value > 0 and columns.value > 0
+    ordered = left.strides[1] is ONE and right.strides[0] is ONE
+    ordered &= target.strides == contiguous_strides(target.shape)
+    ordered &= all(added_stride(buffer, rows) is not None for buffer in added)
+    return (
+        known
+        and ordered
+        and wins(rows.value if rows.is_const else None, columns.value, depth.value)
+    )
+
+
+def added_stride(added: Buffer, rows: IndexExpr) -> IndexExpr | None:
+    """The elements from a row of what is added to a product to the next; None: it is laid out
+    in a way that the function does not take."""
+    if added.strides[-1:] != (ONE,):
+        return None
+    if len(added.shape) == 1:
+        return ZERO
+    return added.strides[0] if added.shape[0] == rows else None
