@@ -6,6 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from codegen_check import check, externs, launches, program_of
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from weft_codegen import make_program
 from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.plan import MemoryPlan
 from weft_codegen.loops.printer import body_text, kernel_text, program_text
@@ -280,6 +283,20 @@ def test_a_value_that_all_readers_can_make_again_is_not_stored():
     assert launches(program) == 2  # rows and columns
     large = [name for name, buffer in program.buffers.items() if buffer.storage.value == 64 * 128]
     assert large == ["in0", "in1"]
+
+
+@pytest.mark.parametrize(("device", "stored"), [("cuda", 0), ("cpu", 1)])
+def test_a_gpu_reads_more_rather_than_store_a_value(device, stored):
+    def fn(a, b, w):  # of a layer norm's backward
+        y = (a + b) * w
+        return [y.sum(0), (y - y.sum(1, keepdim=True)).bfloat16()]
+
+    with FakeTensorMode():
+        rows = torch.empty(4096, 768, device=device)
+        fakes = [rows, torch.empty_like(rows, dtype=torch.bfloat16), rows.new_empty(768)]
+        program = make_program(make_fx(fn)(*fakes), fakes)
+    large = [b for name, b in program.buffers.items() if b.storage.value == 4096 * 768]
+    assert [b.dtype for b in large].count(torch.float32) == 1 + stored  # one is an input
 
 
 def test_a_group_whose_values_are_all_made_again_is_gone(monkeypatch):

@@ -30,6 +30,11 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
         lambda x: torch.cat([x, x * 2, x.narrow(1, 0, 3)], 1).mean(0),
         [(9, 8)],
     ),
+    "few_columns": (
+        lambda x, y: torch.stack([x.sum(0), (x * y).sum(0), x.amax(0), x.argmax(0).float()]),
+        [(100, 40), (100, 40)],
+    ),
+    "few_columns_of_many_rows": (lambda x: x.sum((0, 1)), [(70, 64, 33)]),
     "gradient_of_pieces": (
         lambda x, g: torch.where(x.repeat(2, 1, 1) < 0, _pieces(g), 0).view(2, 7, 5, 3).sum(0),
         [(7, 5, 3), (14, 5, 3)],

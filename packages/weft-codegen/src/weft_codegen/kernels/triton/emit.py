@@ -33,7 +33,7 @@ from weft_codegen.loops.evaluate import evaluate
 from weft_codegen.loops.expr import Const, Local, is_product
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.schedule.assemble import GPU_LANES, GPU_ROW, identity
+from weft_codegen.loops.schedule.assemble import GPU_FEW_COLUMNS, GPU_LANES, GPU_ROW, identity
 from weft_codegen.loops.steps import coefficient
 
 CHUNK = 2048
@@ -43,8 +43,9 @@ LANES_OF_A_WARP = 256
 BUSY = 1024
 # Lanes of a warp that multiplies a row by a column: the more it loads at once, the better.
 PRODUCT_LANES = 2048
-# Lanes of a block that takes several rows at once (sums of columns that store each element, too).
-TILE = 1024
+# Lanes of a block that takes several rows at once: of sums of columns that store each element, too,
+# and of sums of so few columns that there are few programs.
+TILE, FEW_COLUMNS_TILE = 1024, 8192
 # Iterations whose loads are in flight together: of few elements a thread, of many, and of a tile.
 UNROLL, UNROLL_CHUNKS, UNROLL_TILES = 16, 4, 1
 
@@ -396,19 +397,21 @@ def _leaf(loop: ir.Loop) -> ir.Loop | None:
 
 
 def _tile_in(loop: ir.Loop) -> _Tile | None:
-    """The tile of a sum of columns that stores each element, too: a loop of known length around
-    lanes. Unrolled, so much code would take longer to fetch than to run."""
+    """The tile of a sum of columns that stores each element, too, or of few columns: a loop of
+    known length around lanes. Unrolled, so much code would take longer to fetch than to run."""
     leaf = _leaf(loop)
     if leaf is None or leaf is loop or not _is_block(leaf):
         return None
     while loop.body[0] is not leaf:
         loop = loop.body[0]  # type: ignore[assignment]
     extent, columns = loop.axis.extent, _block_of(leaf)
-    rows = min(TILE // columns, 1 << (extent.value - 1).bit_length()) if extent.is_const else 0
+    kinds = set(map(type, leaf.body))
+    few = kinds == {ir.Reduce} and columns <= GPU_FEW_COLUMNS
+    most = (FEW_COLUMNS_TILE if few else TILE) // columns
+    rows = min(most, 1 << (extent.value - 1).bit_length()) if extent.is_const else 0
     targets = {t for s in leaf.body if isinstance(s, ir.Reduce) for t in s.targets}
     used = {local for local in locals_of(leaf.body) if not local.is_scalar}
-    kinds = set(map(type, leaf.body))
-    alone = targets == used and kinds == {ir.Reduce, ir.Store}
+    alone = targets == used and (few or kinds == {ir.Reduce, ir.Store})
     return _Tile(loop, leaf, rows, columns) if alone and used and rows > 1 else None
 
 

@@ -78,6 +78,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[logit] = lambda grad, x, eps=None: rule(grad, x + 0.0, eps)
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
+    embedding = aten.embedding_dense_backward.default
+    table[embedding] = functools.partial(_on_cpu, table[embedding])  # else a copy of the zeros
     return {op: _but_for_rare(rule) for op, rule in table.items()}
 
 
@@ -151,6 +153,11 @@ def _of_floats(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     dtype: Any = kwargs.get("dtype") or getattr(args[0], "dtype", torch.float32)
     floats = dtype.is_floating_point or dtype.is_complex
     return rule(*args, **kwargs) if floats else NotImplemented
+
+
+def _on_cpu(rule: Callable[..., Any], x: Any, *rest: Any, **options: Any) -> Any:
+    """The decomposition, on a CPU."""
+    return rule(x, *rest, **options) if x.device.type == "cpu" else NotImplemented
 
 
 def _of_first_dtype(rule: Callable[..., Any], x: Any, *rest: Any, **options: Any) -> Any:

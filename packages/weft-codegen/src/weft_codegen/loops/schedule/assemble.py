@@ -52,6 +52,8 @@ _COLUMNS = 256
 _WORTH_THREADS = 16384
 # Columns that a program on a GPU sums: four warps read so many neighbours of each row.
 GPU_COLUMNS = 128
+# Those of a program of few, which has to sum many rows at once.
+GPU_FEW_COLUMNS, _FEW_PROGRAMS, _MANY_ROWS = 32, 64, 32
 # Lanes of a program on a GPU: a shorter row has no program of its own. And elements of a row that
 # its registers hold.
 GPU_LANES, GPU_ROW = 1024, 16384
@@ -133,10 +135,13 @@ class _Assembly:
     def _columns(self, lane: Axis) -> int:
         """Columns of a block: many, so that a page of wide rows serves long, but one a thread."""
         extent, threads = lane.extent.value, torch.get_num_threads()
-        if not self._on_cpu:
-            return min(extent, GPU_COLUMNS)
         others = product(loop.extent for loop in self._group.kept if loop is not lane)
         around = max(1, others.value) if others.is_const else 1
+        if not self._on_cpu:
+            rows = product(loop.extent for loop in self._group.swept)
+            few = others.is_const and around * extent <= _FEW_PROGRAMS * GPU_COLUMNS
+            few &= rows.is_const and rows.value >= _MANY_ROWS
+            return min(extent, GPU_FEW_COLUMNS if few else GPU_COLUMNS)
         least, elements = _BLOCK, product(loop.extent for loop in self._group.axes)
         if elements.is_const and elements.value >= _WORTH_THREADS:
             least = min(_BLOCK, max(TILE, extent * around // threads // TILE * TILE))
