@@ -94,7 +94,7 @@ def _more(value, seen):
     rows = []
     for base in (int, float, str, bytes):
         if isinstance(value, base):
-            rows.append((base.__name__, repr(base.__str__(value) if base is str else value)))
+            rows.append((base.__name__, base.__repr__(value)))
     if isinstance(value, dict):
         rows.append([plain(key, seen) for key in dict.keys(value)])
     elif isinstance(value, set | frozenset):

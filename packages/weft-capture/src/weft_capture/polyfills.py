@@ -10,33 +10,47 @@ from __future__ import annotations
 import copyreg
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
 _MISSING = object()
+_Steps = Generator[Any, None, Any]
+
+
+def stop_value(iterator: Iterator[Any]) -> Any:
+    """Return the value of the StopIteration with which an iterator just ended.
+
+    Iterators in C that take the item of another one hand its StopIteration on; those that call
+    PyIter_Next for it do not. Capture has a rule for this (`functions.language.polyfilled`).
+    """
+    raise NotImplementedError(iterator)
+
+
 _copyreg: Any = copyreg
 
 # ---- itertools
 
 
-def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> Iterator[Any]:
+def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> _Steps:
     """Give items while the predicate holds."""
-    for item in iterable:
+    iterator = iter(iterable)
+    for item in iterator:
         if not predicate(item):
-            return
+            return None
         yield item
+    return stop_value(iterator)
 
 
-def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> Iterator[Any]:
+def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> _Steps:
     """Give items from the first for which the predicate does not hold."""
     iterator = iter(iterable)
     for item in iterator:
         if not predicate(item):
             yield item
-            yield from iterator
-            return
+            return (yield from iterator)
+    return stop_value(iterator)
 
 
 def cycle(iterable: Iterable[Any], /) -> Iterator[Any]:
@@ -59,30 +73,32 @@ def islice(iterable: Iterable[Any], /, *bounds: int | None) -> Iterator[Any]:
     return _islice(iter(iterable), start, limits.stop, step)
 
 
-def _islice(iterator: Iterator[Any], start: int, stop: int | None, step: int) -> Iterator[Any]:
+def _islice(iterator: Iterator[Any], start: int, stop: int | None, step: int) -> _Steps:
     position, next_index = 0, start
     while stop is None or position < stop:
         item = next(iterator, _MISSING)
         if item is _MISSING:
-            return
+            return stop_value(iterator)
         if position == next_index:
             next_index += step
             yield item
         position += 1
+    return None
 
 
 def accumulate(
     iterable: Iterable[Any], func: Callable[[Any, Any], Any] | None = None, *, initial: Any = None
-) -> Iterator[Any]:
+) -> _Steps:
     """Give running totals."""
     iterator = iter(iterable)
     total = next(iterator, _MISSING) if initial is None else initial
     if total is _MISSING:
-        return
+        return stop_value(iterator)
     yield total
     for item in iterator:
         total = total + item if func is None else func(total, item)
         yield total
+    return stop_value(iterator)
 
 
 def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], /, *initial: Any) -> Any:
@@ -170,13 +186,14 @@ def batched(iterable: Iterable[Any], n: int, *, strict: bool = False) -> Iterato
         yield batch
 
 
-def pairwise(iterable: Iterable[Any], /) -> Iterator[Any]:
+def pairwise(iterable: Iterable[Any], /) -> _Steps:
     """Give each item with the one before it."""
     iterator = iter(iterable)
     before = next(iterator, _MISSING)
     while before is not _MISSING and (item := next(iterator, _MISSING)) is not _MISSING:
         yield before, item
         before = item
+    return stop_value(iterator)
 
 
 def chain(*iterables: Iterable[Any]) -> Iterator[Any]:

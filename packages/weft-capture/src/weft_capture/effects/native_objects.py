@@ -8,6 +8,7 @@ step was rolled back, and in the replacement code where the object is needed.
 from __future__ import annotations
 
 import array
+import functools
 import hashlib
 import io
 import marshal
@@ -16,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from weft_capture import polyfills
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.constant import constant
+from weft_capture.model.iterators import items_of, next_by_call
 from weft_capture.model.protocol import (
     BIRTHS,
     Kwargs,
@@ -146,10 +147,11 @@ class NativeObject(MutableValue):
     def tp_iter(self, tx: Tracer) -> Value:
         if hasattr(self.cls, "__next__"):
             return self
-        return tx.const_object(polyfills.items_of).tp_call(tx, [self], {})
+        return items_of(tx, self)
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
-        return tx.next_by_call(MethodOf(self, "__next__"))
+        step = MethodOf(self, "__next__")
+        return next_by_call(tx, self, functools.partial(step.tp_call, tx, [], {}))
 
     def reconstruct(self, out: Output) -> None:
         self.log.emit(out)

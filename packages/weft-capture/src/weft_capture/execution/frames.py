@@ -129,7 +129,7 @@ class Frame:
         Up to 3.11 that is the result; from 3.12 the iterator stays for END_SEND.
         """
         if result is None:
-            result = getattr(inner, "returned", None) or NONE
+            result = inner.returned or NONE
         after = self.decoded.instrs[self.ip].opname
         target_op = self.decoded.instrs[self.decoded.instrs[self.ip - 1].target or 0].opname
         keeps = target_op == "END_SEND" or after == "END_SEND"

@@ -7,6 +7,7 @@ symbolic frames, and offers the operations that values share: calling, wrapping,
 from __future__ import annotations
 
 import operator
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -117,6 +118,7 @@ class Tracer:
         self.overrides = Overrides(self)
         self.no_saved_tensors_hooks = True  # at the call; capture may set some
         self.entry_grad_mode = torch.is_grad_enabled()
+        self.in_handler = sys.exception() is not None  # a caller's, outside of the capture
         self.library: dict[tuple[str, str], Any] = {}  # values of globals of libraries
         self.answers: dict[object, Any] = {}  # results of cached functions, in all attempts
         self.rehearsed: dict[object, Value] | None = None  # by cached functions
@@ -366,15 +368,6 @@ class Tracer:
     def type_of(self, value: Value) -> Value:
         """Return the class of a value."""
         return self.const_object(value.python_type())
-
-    def next_by_call(self, step: Value) -> Value | None:
-        """Call a Python `__next__`; None when it raises StopIteration."""
-        try:
-            return step.tp_call(self, [], {})
-        except Raised as raised:
-            if issubclass(raised.value.python_type(), StopIteration):
-                return None
-            raise
 
     def raise_(self, cls: type[BaseException], *args: object) -> NoReturn:
         """Raise an exception in the user's program."""

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,7 +30,8 @@ from weft_capture.model.exceptions import (
     generator_type_name,
 )
 from weft_capture.model.functions import FunctionValue
-from weft_capture.model.iterators import IteratorValue
+from weft_capture.model.iterators import CombinedIterator, Iterated, IteratorValue
+from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Frame, Kwargs, MethodOf, Output, Raised, Tracer, Value
 from weft_capture.policy.coroutine_entry import call_in_hook
 from weft_capture.policy.selection import is_skipped_code
@@ -53,6 +54,8 @@ class GeneratorValue(IteratorValue):
     started: bool = False
     running: bool = False
     stepped: bool = False  # by an `AsyncStep` that is being awaited
+    failed: bool = False  # a polyfill whose original goes on after an error
+    resumes: Sequence[Value] = ()  # what the original asks again after the end
     returned: Value | None = None
     created_by: Any = None
 
@@ -91,6 +94,8 @@ class GeneratorValue(IteratorValue):
         frame = self.frame
         if frame is None:
             self._refuse_ended(tx)
+            if self.failed or any(map(_is_user_code, self.resumes)):
+                raise self._needs_original(tx)
             self.returned = None
             return None
         if not self.started and value is not NONE:
@@ -147,6 +152,14 @@ class GeneratorValue(IteratorValue):
             tx.raise_(RuntimeError, f"{self.type_name} ignored GeneratorExit")
         return (self.returned or NONE) if CLOSE_RETURNS else NONE
 
+    def _needs_original(self, tx: Tracer) -> Break:
+        """Return a break where an iterator of the library was made.
+
+        Those in C go on after an error, and hand on the StopIteration of what they call.
+        """
+        detail = f"a {self.cls.__name__} around code that raises"
+        return Break("generator", detail, tx.steps.restart_step_of(self))
+
     def _refuse_ended(self, tx: Tracer) -> None:
         if self.type_name == "coroutine":
             tx.raise_(RuntimeError, "cannot reuse already awaited coroutine")
@@ -166,6 +179,9 @@ class GeneratorValue(IteratorValue):
             item = frame.run()
         except Raised as raised:
             self.frame = None
+            self.failed = self.module == "weft_capture.polyfills"
+            if self.failed and issubclass(raised.value.python_type(), StopIteration):
+                raise self._needs_original(tx) from None
             raise Raised(generator_error(tx, raised.value, self.flags)) from None
         finally:
             self.running = False
@@ -177,10 +193,10 @@ class GeneratorValue(IteratorValue):
 
     # ---- behind a graph break
 
-    def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
+    def check(self, tx: Tracer, out: Output) -> None:
         """Break at its creation if the interpreter would run code when it is dropped."""
         frame = self.frame
-        if frame is None or self in rebuilt:
+        if frame is None or self in out.rebuilt():
             return
         noticed = self.type_name == "coroutine" and not self.started
         if self.started and frame.decoded.unwinds(frame.instr):
@@ -249,6 +265,14 @@ class GeneratorValue(IteratorValue):
         if any(isinstance(owner, AutocastContext) and owner.real is not None for owner in owners):
             return "is inside of a block that changes the graph's mode"
         return ""
+
+
+def _is_user_code(iterator: Value) -> bool:
+    """Say whether a step of an iterator that has ended may run code of the program."""
+    inner: Sequence[Value] = getattr(iterator, "resumes", ())
+    if isinstance(iterator, CombinedIterator):
+        inner = iterator.inner
+    return isinstance(iterator, UserObject | Iterated) or any(map(_is_user_code, inner))
 
 
 @dataclass(eq=False)
@@ -323,9 +347,9 @@ class AsyncStep(IteratorValue):
         self.state, owner.stepped, self.returned = "done", False, item.value
         return None
 
-    def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
+    def check(self, tx: Tracer, out: Output) -> None:
         """Break at its creation if the interpreter would warn that it was never awaited."""
-        if self.state == "new" and self not in rebuilt:
+        if self.state == "new" and self not in out.rebuilt():
             raise Break(
                 "generator", f"{self.name} is never awaited", tx.steps.restart_step_of(self)
             )

@@ -295,7 +295,7 @@ class SetValue(MutableValue):
 
     def __init__(
         self,
-        items: Sequence[Value],
+        items: Iterable[Value],
         source: Source | None = None,
         cls: type = set,
         order: Set[object] | None = None,

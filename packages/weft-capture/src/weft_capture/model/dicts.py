@@ -101,7 +101,7 @@ class DictValue(Container, MutableValue):
 
     def __init__(
         self,
-        pairs: list[tuple[Value, Value]] | None = None,
+        pairs: Iterable[tuple[Value, Value]] | None = None,
         source: Source | None = None,
         cls: type = dict,
         default_factory: Value = NONE,

@@ -7,13 +7,14 @@ being handled gets the other one as its `__context__`.
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft_guards.sources import ItemSource, Source
+from weft_guards.sources import CallSource, ItemSource, Source
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model import attributes
@@ -115,6 +116,8 @@ class ExceptionValue(InstanceValue):
         if name == "__traceback__" and self.raised:
             return TRACEBACK
         if name in _UNSET and self.source is None:
+            if name == "__context__" and self.raised:
+                check_outside_handlers(tx)
             return _UNSET[name]
         if name == "value" and issubclass(self.cls, StopIteration):
             return self.args[0] if self.args else NONE
@@ -227,8 +230,15 @@ def new_exception(cls: type[BaseException], *args: object) -> BaseException:
     return error
 
 
+def check_outside_handlers(tx: Tracer) -> None:
+    """Break where a caller outside of the capture handles an exception, which is not known here."""
+    if tx.in_handler:
+        raise Break("exception-state", "the exception that a caller handles")
+    tx.guard(CallSource(sys.exception, ()), "CONST", None)
+
+
 def handled(tx: Tracer) -> Value | None:
-    """Return the exception being handled, in this frame or a caller."""
+    """Return the exception being handled, in this frame or one that called it in the capture."""
     return next((f.exception for f in tx.active_frames() if f.exception is not None), None)
 
 

@@ -23,6 +23,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode, docstring_of
 from weft_capture.model.constant import NONE, constant, fold, real_call
 from weft_capture.model.containers import TupleValue
+from weft_capture.model.defaults import guard_defaults, watch_unread
 from weft_capture.model.dicts import DictValue, LazyValue
 from weft_capture.model.protocol import (
     Call,
@@ -179,11 +180,9 @@ class FunctionValue(MutableValue):
         try:
             bound: dict[str, Value] = real_call(tx, stub, *args, **kwargs)
         except Raised:
-            if self.obj and self.source and not isinstance(self.source, ConstSource):
-                given = self.obj.__defaults__
-                fact = ("LEN", len(given)) if given else ("CONST", given)
-                tx.guard(AttrSource(self.source, "__defaults__"), *fact)
+            guard_defaults(tx, self)
             raise
+        watch_unread(tx, self, bound.values())
         for name, argument in bound.items():
             if isinstance(argument, tuple):
                 bound[name] = TupleValue(argument)

@@ -6,6 +6,7 @@ Each can be rebuilt at its position, so that a graph break inside a loop keeps i
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 import types
 from collections import OrderedDict, deque
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, NoReturn
 from weft_guards.payloads import find_in_class
 from weft_guards.sources import Source
 
+from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.model.constant import NONE, NULL, Constant, constant, real_call
 from weft_capture.model.containers import (
@@ -27,7 +29,8 @@ from weft_capture.model.containers import (
     TupleValue,
 )
 from weft_capture.model.dicts import DictValue
-from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, method
+from weft_capture.model.exceptions import ExceptionValue
+from weft_capture.model.protocol import MutableValue, Output, Raised, Tracer, Value, method
 from weft_capture.model.proxy import Proxy
 
 EXHAUSTED = sys.maxsize
@@ -179,7 +182,7 @@ class CombinedIterator(IteratorValue):
         suffix: given the number of steps taken, returns constants that follow (enumerate's start).
     """
 
-    changing: ClassVar[tuple[str, ...]] = ("inner", "position")
+    changing: ClassVar[tuple[str, ...]] = ("inner", "position", "returned")
 
     factory: Any
     inner: list[Value]
@@ -199,10 +202,13 @@ class CombinedIterator(IteratorValue):
         return real_call(tx, self.factory, *arguments, **self.keywords)
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
-        item = real_call(tx, next, self.real(tx), NULL)
-        if item is NULL:
-            return None
         tx.journal.touch(self)
+        return next_by_call(tx, self, functools.partial(self._step, tx))
+
+    def _step(self, tx: Tracer) -> Value:
+        item, returned = real_call(tx, _stepped, self.real(tx))
+        if item is NULL:  # the StopIteration of an inner iterator, which most of these hand on
+            raise Raised(ExceptionValue(StopIteration, [tx.literal(returned)]))
         self.position += 1
         return tx.literal(item)
 
@@ -210,6 +216,28 @@ class CombinedIterator(IteratorValue):
         suffix = map(constant, self.suffix(self.position))
         keywords = {name: constant(item) for name, item in self.keywords.items()}
         out.call(self.factory, [*self.prefix, *self.inner, *suffix], keywords)
+
+
+def next_by_call(tx: Tracer, iterator: Value, step: Callable[[], Value]) -> Value | None:
+    """Step an iterator by the program's code; None when that raises StopIteration.
+
+    Its value is kept in `returned` (CPython: _PyGen_FetchStopIterationValue).
+    """
+    try:
+        return step()
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), StopIteration):
+            raise
+        iterator.returned = raised.value.tp_getattro(tx, "value")
+        return None
+
+
+def _stepped(iterator: Iterator[Any]) -> tuple[Any, Any]:
+    """Return the item of an iterator, or NULL and the value of its StopIteration."""
+    try:
+        return next(iterator), None
+    except StopIteration as stop:
+        return NULL, stop.value
 
 
 @dataclass(eq=False)
@@ -225,7 +253,9 @@ class Iterated(Value):
         return self
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
-        return self.inner.tp_iternext(tx)
+        item = self.inner.tp_iternext(tx)
+        self.returned = self.inner.returned
+        return item
 
     def reconstruct(self, out: Output) -> None:
         out.call(Stepped, [self.inner])
@@ -253,6 +283,21 @@ def iterated(tx: Tracer, iterable: Value) -> Value:
         if mro_entry and isinstance(mro_entry[1], types.FunctionType)
         else iterator
     )
+
+
+def items_of(tx: Tracer, sequence: Value) -> Value:
+    """Return `iter` of an object that has `__getitem__` alone (CPython: PySeqIter_New)."""
+    iterator: Any = tx.const_object(polyfills.items_of).tp_call(tx, [sequence], {})
+    iterator.cls, iterator.created_by = _ITEMS, iter
+    return iterator  # type: ignore[no-any-return]
+
+
+class _Sequence:
+    def __getitem__(self, position: int) -> object:
+        raise IndexError
+
+
+_ITEMS: type = type(iter(_Sequence()))
 
 
 @dataclass(eq=False)

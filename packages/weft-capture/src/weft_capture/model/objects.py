@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from weft_guards.sources import Source, is_literal
 
-from weft_capture import polyfills
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.library_traits import COUNTED_HASHES
 from weft_capture.model import attributes
 from weft_capture.model.constant import class_value, constant
 from weft_capture.model.containers import SetValue
 from weft_capture.model.dicts import DictValue, DictView
+from weft_capture.model.iterators import items_of, next_by_call
 from weft_capture.model.protocol import (
     Call,
     InstanceValue,
@@ -306,7 +306,7 @@ class UserObject(InstanceValue):
         if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
             raise Break("c-function", f"{self.cls.__name__}.{name}")
         result = self.base.call_method(tx, name, args, kwargs)
-        if result is self.base and name in _INPLACE:
+        if result is self.base and (name in _INPLACE or name in ("__mod__", "format")):
             result = self
         if isinstance(result, DictView):
             result.holder = self
@@ -354,13 +354,14 @@ class UserObject(InstanceValue):
             return self.base.tp_iter(tx)
         mro_entry = attributes.lookup(self.cls, "__iter__")
         if mro_entry is None and self.has_special("__getitem__"):
-            return tx.const_object(polyfills.items_of).tp_call(tx, [self], {})
+            return items_of(tx, self)
         if mro_entry is None or mro_entry[1] is None:
             tx.raise_(TypeError, f"'{type_name(self.cls)}' object is not iterable")
         return self.checked_iterator(tx, self.special(tx, "__iter__").tp_call(tx, [], {}))
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
-        return tx.next_by_call(self.special(tx, "__next__"))
+        step = self.special(tx, "__next__")
+        return next_by_call(tx, self, functools.partial(step.tp_call, tx, [], {}))
 
     def unpack(self, tx: Tracer) -> list[Value]:
         if self.base is not None and not self.has_special("__iter__"):

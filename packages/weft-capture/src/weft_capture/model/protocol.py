@@ -64,6 +64,8 @@ class Value:
     """
     in_graph: ClassVar[bool] = False
     """Whether values of this class are nodes of the graph."""
+    returned: Value | None = None
+    """The value of the StopIteration with which an iterator ended just now; None for none."""
     is_scalar: ClassVar[bool] = False
     """Whether values of this class are numbers that the graph holds as 0-dim tensors."""
     several: ClassVar[bool] = False
@@ -288,7 +290,7 @@ class Value:
     def tp_iter(self, tx: Tracer) -> Value:
         """Evaluate `iter(self)`: a value with `next`."""
         cls = self.python_type()
-        if hasattr(cls, "__next__"):
+        if hasattr(cls, "__next__") and find_in_class(cls, "__iter__"):
             return self
         if not any(find_in_class(cls, name) for name in ("__iter__", "__getitem__")):
             tx.raise_(TypeError, f"'{type_name(cls)}' object is not iterable")

@@ -7,7 +7,7 @@ A real list of proxies sorts, searches and compares as the program's list would,
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from weft_capture.model.protocol import Tracer, Value
@@ -29,10 +29,11 @@ class Proxy:
     def __bool__(self) -> bool:
         return self.value.nb_bool(self.tx)
 
-    def __iter__(self) -> Iterator[Proxy]:
+    def __iter__(self) -> Generator[Proxy, None, Proxy | None]:
         iterator = self.value.tp_iter(self.tx)
         while (item := iterator.tp_iternext(self.tx)) is not None:
             yield Proxy(self.tx, item)
+        return None if iterator.returned is None else Proxy(self.tx, iterator.returned)
 
     def __call__(self, *args: Proxy) -> Proxy:
         return Proxy(self.tx, self.value.tp_call(self.tx, [arg.value for arg in args], {}))

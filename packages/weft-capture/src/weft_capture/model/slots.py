@@ -127,20 +127,49 @@ def _attempts(op: Operator, left: Value, right: Value, inplace: bool) -> list[At
         reflected = [getattr(cls, f"__{op.reflected}__", None) for cls in (left_type, right_type)]
         if reflected[0] != reflected[1]:
             attempts.reverse()
+    elif _is_number_slot(op, left, right):
+        attempts.reverse()
     if not inplace:
         return attempts
     in_place = (left, f"__i{op.name}__", right)
-    if isinstance(left, SequenceValue) and isinstance(right, InstanceValue):
-        if not is_sequence(right):
-            # sq_inplace_concat and sq_inplace_repeat come after the other's number slots.
-            return [attempts[1], in_place, attempts[0]]
-    # A class of the program has sequence slots, so PyNumber_InPlaceMultiply asks no other.
-    if op.symbol == "*" and is_sequence(right) and left_type.__flags__ & _HEAP_TYPE:
-        attempts = [attempt for attempt in attempts if attempt[0] is left]
+    if _is_overridden(left_type, f"__{op.name}__", f"__{op.reflected}__"):
+        if is_sequence(left) and not _is_overridden(left_type, in_place[1]):
+            raise Break("builtin-error", "an in-place operator of a sequence with number slots")
+    of_program = left_type.__flags__ & _HEAP_TYPE  # it has `nb_inplace_add` for its `__iadd__`
+    if _is_number_slot(op, left, right) and not (of_program and op.symbol == "+"):
+        # sq_inplace_concat and sq_inplace_repeat come after the other's number slots.
+        by_right = [attempt for attempt in attempts if attempt[0] is right]
+        return [*by_right, in_place, *(attempt for attempt in attempts if attempt[0] is left)]
+    # PyNumber_InPlaceMultiply asks the right one's sequence slots where the left one has none.
+    has_slots = left_type.__flags__ & _HEAP_TYPE or hasattr(left_type, "__len__")
+    if op.symbol == "*" and has_slots and is_sequence(right):
+        if not _is_overridden(right_type, "__rmul__"):
+            attempts = [attempt for attempt in attempts if attempt[0] is left]
     return [in_place, *attempts]
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of the program have sequence slots
+
+
+def _is_overridden(cls: type, *names: str) -> bool:
+    """Say whether a class has one of these methods in Python, and so a number slot for it."""
+    found = (lookup(cls, name) for name in names)
+    return any(entry is not None and is_python_code(entry[1]) for entry in found)
+
+
+def _is_number_slot(op: Operator, left: Value, right: Value) -> bool:
+    """Say whether the right operand's number slot comes before the left one's sequence slot.
+
+    CPython: PyNumber_Add and PyNumber_Multiply ask sq_concat and sq_repeat last.
+    """
+    if op.symbol not in ("+", "*") or not isinstance(right, InstanceValue | SequenceValue):
+        return False
+    if not is_sequence(left) or _is_overridden(left.python_type(), f"__{op.name}__"):
+        return False
+    right_type, reflected = right.python_type(), f"__{op.reflected}__"
+    # Sequences in C have `__rmul__`, which stands for sq_repeat, but no `__radd__`.
+    in_c = op.symbol == "+" and lookup(right_type, reflected) is not None
+    return in_c or _is_overridden(right_type, reflected)
 
 
 def is_sequence(value: Value) -> bool:
@@ -151,8 +180,12 @@ def is_sequence(value: Value) -> bool:
 
 def _attempt(tx: Tracer, receiver: Value, name: str, argument: Value) -> Value | None:
     """Call a special method for an operator; None for NotImplemented."""
-    if lookup(receiver.python_type(), name) is None or receiver.declines(name, argument):
+    cls, argument_type = receiver.python_type(), argument.python_type()
+    if lookup(cls, name) is None or receiver.declines(name, argument):
         return None
+    if cls is bytearray and "mul" in name and not hasattr(argument_type, "__index__"):
+        text = f"can't multiply sequence by non-int of type '{type_name(argument_type)}'"
+        tx.raise_(TypeError, text)  # CPython: sequence_repeat
     result = receiver.call_method(tx, name, [argument], {})
     declined = isinstance(result, Constant) and result.value is NotImplemented
     return None if declined else result

@@ -11,7 +11,6 @@ import operator
 import types
 import weakref
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +71,7 @@ class WeakRefValue(Value):
             return tx.const_object(target)
         return tx.wrap(target, CallSource(operator.call, (self.source,)))
 
-    def check(self, tx: Tracer, rebuilt: Collection[Value] = ()) -> None:
+    def check(self, tx: Tracer, out: object = None) -> None:
         """Break, where the reference was made, if the object may have died."""
         real = tx.real_id(self.target)
         if real in tx.released_ids if real else not tx.leads_to(self.target):

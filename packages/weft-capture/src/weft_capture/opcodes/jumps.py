@@ -15,6 +15,7 @@ from weft_capture.model.exceptions import (
     TRACEBACK,
     ExceptionValue,
     chain,
+    check_outside_handlers,
     generator_error,
     handled,
     match_group,
@@ -214,6 +215,7 @@ def _raise_varargs(frame: Frame, instr: Instr) -> None:
     if instr.arg == 0:
         active = handled(tx)
         if active is None:
+            check_outside_handlers(tx)
             tx.raise_(RuntimeError, "No active exception to reraise")
         raise Raised(active)
     value = _instance(tx, frame.stack.pop(), "exceptions")

@@ -173,7 +173,7 @@ class Assembly:
         assembly.body({})
         with torch.set_grad_enabled(end_mode):  # the end of a generator may change it
             for watcher in tx.watched:
-                watcher.check(tx, assembly.out.rebuilt())
+                watcher.check(tx, assembly.out)
         if stopped is not None:
             _check_histories(tx, stopped.frames, assembly.out.graph_outputs)
         return assembly

@@ -173,12 +173,6 @@ class Output:
             self.call(*ending)
             self.remember(value)
             return
-        for other in value.selected_from if isinstance(value, TensorValue) else ():
-            if other.source is not None or other.node in self.graph_outputs:
-                detail = "one of several tensors leaves the graph, as the object that it is"
-                raise Break(
-                    "data-dependent-branch", detail, self.tx.graph.step_of_node.get(node, -1)
-                )
         index = self.graph_outputs.setdefault(node, len(self.graph_outputs))
         self.writer.load_local(GRAPH_RESULT)
         self.writer.load_const(index)

@@ -125,7 +125,9 @@ class SymFloatValue(Varying):
     def nb_binary(
         self, tx: Tracer, op: Operator, left: Value, right: Value, inplace: bool
     ) -> Value | None:
-        return binary(tx, op.function, left, right) if applies(left, right) else None
+        if op.symbol in _UNSUPPORTED or not applies(left, right):
+            return None
+        return binary(tx, op.function, left, right)
 
     def nb_unary(self, tx: Tracer, symbol: str, function: Callable[[Any], Any]) -> Value | None:
         return unary(tx, function, self)
@@ -138,6 +140,10 @@ class SymFloatValue(Varying):
     def reconstruct(self, out: Output) -> None:
         library = scalar_library(self.hint)
         out.call(library.of_tensor if library else torch.Tensor.item, [self.tensor()])
+
+
+_UNSUPPORTED = ("&", "|", "^", "<<", ">>", "@")
+"""Operators that no float has; the error names the symbol of the in-place form."""
 
 
 SymFloatValue.methods = {"get:real": lambda tx, self: self}

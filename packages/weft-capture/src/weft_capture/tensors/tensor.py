@@ -169,7 +169,6 @@ class TensorValue(GraphValue):
     owner: Value | None = None  # the subclass instance that shares this memory
     overlay: TensorAttributes | None = None
     hooked_at: int = -1  # the step that registered a hook in the graph
-    selected_from: tuple[TensorValue, ...] = ()  # one of them is this object in eager
 
     def describe(self) -> str:
         return f"Tensor({self.fake.dtype}, {tuple(self.fake.shape)})"
@@ -315,28 +314,49 @@ class TensorValue(GraphValue):
 def selected(tx: Tracer, result: Value, tensors: list[Value]) -> Value:
     """Note that eager's result is one of `tensors` itself, which the graph's is not.
 
-    The graph breaks where the program could tell: the result and one of them leave the graph, or
-    one of them is written to later.
+    The graph breaks where the program could tell: the result and memory of one of them leave the
+    graph, or one of them is written to later.
     """
     assert isinstance(result, TensorValue)
-    group = tuple(tensor for tensor in tensors if isinstance(tensor, TensorValue))
+    group = [tensor for tensor in tensors if isinstance(tensor, TensorValue)]
     if len(group) > 1:
-        result.selected_from = group
-        tx.watch(_Unwritten(tx.steps.now, [(t.fake, t.fake._version) for t in (*group, result)]))
+        versions = [(t.fake, t.fake._version) for t in (*group, result)]
+        memory = {_memory(tensor.node) for tensor in group} - {None}
+        tx.watch(_Selection(tx.steps.now, _memory(result.node), memory, versions))
     return result
 
 
 @dataclass(eq=False)
-class _Unwritten:
-    """Tensors that the program may not write to after a step."""
+class _Selection:
+    """Tensors of which one is eager's result of a step; a result in turn may be among them."""
 
     step: int
+    memory: object
+    group: set[object]
     versions: list[tuple[torch.Tensor, int]]
 
-    def check(self, _: Tracer, rebuilt: object) -> None:
-        """Break at the step if it does."""
+    def check(self, tx: Tracer, out: Output) -> None:
+        """Break at the step where the program could tell which one it is."""
         if any(fake._version != version for fake, version in self.versions):
             raise Break("data-dependent-branch", "a write to one of several tensors", self.step)
+        selections = [watcher for watcher in tx.watched if isinstance(watcher, _Selection)]
+        group = set(self.group)
+        for _ in selections:  # one of them may be the result of another selection
+            group = group.union(*(s.group for s in selections if s.memory in group))
+        leaving = {_memory(node) for node in out.graph_outputs}
+        if self.memory in leaving and group & (
+            leaving | {_memory(e.node) for e in tx.graph.inputs}
+        ):
+            detail = "one of several tensors leaves the graph, as the object that it is"
+            raise Break("data-dependent-branch", detail, self.step)
+
+
+def _memory(node: Node) -> object:
+    """Return what identifies the memory of a node's tensor; None where it has none of its own."""
+    tensor = node.meta.get("example_value")
+    if isinstance(tensor, torch.Tensor) and torch._C._has_storage(tensor):
+        return tensor.untyped_storage()._cdata
+    return None
 
 
 @dataclass(eq=False)

@@ -294,7 +294,7 @@ def _set(cls: type, tx: Tracer, items: Value | None = None) -> Value:
         result = SetValue(plain.elements(), cls=cls, order=plain.order)
         result.loose |= plain.loose
         return result
-    return SetValue([] if items is None else items.unpack(tx), cls=cls)
+    return SetValue([] if items is None else steps(tx, items, hinted=False), cls=cls)
 
 
 @rule(slice)
@@ -346,6 +346,8 @@ def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
 def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
     if not hasattr(iterator.python_type(), "__next__"):
         tx.raise_(TypeError, f"'{type_name(iterator.python_type())}' object is not an iterator")
+    if default is None and isinstance(iterator, UserObject):
+        return iterator.call_method(tx, "__next__", [], {})  # with the StopIteration that it raises
     item = iterator.tp_iternext(tx)
     if item is not None:
         return item
@@ -401,8 +403,7 @@ def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:
     """Return the item of an iterator, or raise StopIteration with its generator's return value."""
     if item is not None:
         return item
-    returned = getattr(self, "returned", None)
-    args = [] if returned is None or returned is NONE else [returned]
+    args = [] if self.returned in (None, NONE) else [self.returned]
     raise Raised(chain(tx, ExceptionValue(StopIteration, args)))
 
 

@@ -134,7 +134,7 @@ class _CheckpointReads:
     step: int
     versions: list[tuple[torch.Tensor, int]]
 
-    def check(self, _: Tracer, rebuilt: object) -> None:
+    def check(self, _: Tracer, out: object) -> None:
         """Run the call eagerly if the program writes to them afterwards."""
         if any(version_of(tensor) != version for tensor, version in self.versions):
             detail = "a write to what a checkpointed function reads"

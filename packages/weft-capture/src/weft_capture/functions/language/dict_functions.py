@@ -55,13 +55,24 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
             target.put(key, items.mp_subscript(tx, key))
     elif items is not None:
         for number, pair in enumerate(steps(tx, items, hinted=False)):
-            pair_items = listed(tx, pair)
+            pair_items = _pair(tx, pair, number, target)
             if len(pair_items) != 2:  # their messages differ
                 real: Any = target.cls()
                 real_call(tx, real.update, [(0, 0)] * number + [pair_items])
             target.put(pair_items[0], pair_items[1])
     for name, value in kwargs.items():
         target.put(constant(name), value)
+
+
+def _pair(tx: Tracer, pair: Value, number: int, target: DictValue) -> list[Value]:
+    """Return the items of a pair; all but OrderedDict word the error (PyDict_MergeFromSeq2)."""
+    try:
+        return listed(tx, pair)
+    except Raised as raised:
+        if target.cls is OrderedDict or not issubclass(raised.value.python_type(), TypeError):
+            raise
+        text = f"cannot convert dictionary update sequence element #{number} to a sequence"
+        tx.raise_(TypeError, text)
 
 
 def _has_keys(tx: Tracer, items: Value) -> bool:
@@ -79,7 +90,8 @@ def _dict(cls: type, tx: Tracer, items: Value | None = None, /, **kwargs: Value)
 
 @rule_of_each(dict.fromkeys, OrderedDict.fromkeys, defaultdict.fromkeys)
 def _from_keys(function: Any, tx: Tracer, keys: Value, value: Value = NONE) -> Value:
-    return DictValue([(key, value) for key in steps(tx, keys, hinted=False)], cls=function.__self__)
+    pairs = ((key, value) for key in steps(tx, keys, hinted=False))
+    return DictValue(pairs, cls=function.__self__)
 
 
 @rule(defaultdict)

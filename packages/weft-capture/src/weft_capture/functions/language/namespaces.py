@@ -34,7 +34,7 @@ from weft_capture.model.constant import (
 )
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.dicts import DictValue
-from weft_capture.model.exceptions import TRACEBACK, handled
+from weft_capture.model.exceptions import TRACEBACK, check_outside_handlers, handled
 from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.model.objects import DELETED, UserObject
 from weft_capture.model.protocol import AT_RUN, Kwargs, Output, Tracer, Value, method
@@ -351,15 +351,22 @@ class _Hashed:
         return self.number
 
 
-@rule(sys.exc_info)
-def _exc_info(tx: Tracer) -> Value:
+def _handled(tx: Tracer) -> Value:
     error = handled(tx)
     if error is None:
+        check_outside_handlers(tx)
+    return error or NONE
+
+
+@rule(sys.exc_info)
+def _exc_info(tx: Tracer) -> Value:
+    error = _handled(tx)
+    if error is NONE:
         return tx.tuple_of([NONE, NONE, NONE])
     return tx.tuple_of([tx.type_of(error), error, TRACEBACK])
 
 
-rule(sys.exception)(lambda tx: handled(tx) or NONE)
+rule(sys.exception)(_handled)
 rule(types.MethodType)(lambda tx, function, owner: tx.bound_method(function, owner))
 method(FunctionValue, "__get__")(
     lambda tx, self, instance, owner=NONE: (

@@ -24,8 +24,7 @@ from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.functions.generators import TEE, GeneratorValue
 from weft_capture.functions.table import find, rule
-from weft_capture.model.attributes import lookup
-from weft_capture.model.constant import constant, real_call
+from weft_capture.model.constant import NONE, constant, real_call
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.iterators import iterated
 from weft_capture.model.protocol import Kwargs, Output, Raised, Tracer, Value
@@ -46,6 +45,8 @@ _ITERATED = {
     **dict.fromkeys(("zip_longest",), slice(None)),
 }
 """Arguments that are iterated over when a generator is made, not when it starts."""
+_RESUMING = ("takewhile", "dropwhile", "accumulate", "groupby")
+"""Those that ask their iterator again when it has ended, as `tee` does; others let go of it."""
 _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (heapq, ("heappush", "heappop", "heapreplace", "heappushpop", "heapify")),
     (heapq, ("_heapify_max", "_heapreplace_max", "_heappop_max")),
@@ -87,10 +88,14 @@ def polyfill(original: Any, version: Any) -> None:
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         arguments = list(args)
-        if name == "reduce" and len(arguments) > 3:
+        if name == "reduce" and not 1 < len(arguments) < 4:
             raise Break("builtin-error", "arguments of reduce")
-        if name != "reduce" or (arguments[1:] and lookup(arguments[1].python_type(), "__iter__")):
+        try:
             arguments[iterated_args] = [iterated(tx, arg) for arg in arguments[iterated_args]]
+        except Raised as raised:  # CPython: functools_reduce
+            if name == "reduce" and issubclass(raised.value.python_type(), TypeError):
+                tx.raise_(TypeError, "reduce() arg 2 must support iteration")
+            raise
         try:
             result = tx.const_object(version).tp_call(tx, arguments, kwargs)
         except Raised as raised:  # its message may differ, too
@@ -101,9 +106,10 @@ def polyfill(original: Any, version: Any) -> None:
             raise
         if isinstance(result, GeneratorValue) and isinstance(owner, type):
             result.cls, result.created_by = owner, original
+            result.resumes = arguments if name in _RESUMING else ()
         for branch in result.unpack(tx) if original is itertools.tee else ():
             if isinstance(branch, GeneratorValue):
-                branch.cls = TEE
+                branch.cls, branch.resumes = TEE, arguments
         if isinstance(result, FunctionValue):
             result.is_placeholder = True
         return result
@@ -124,6 +130,7 @@ polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].i
 polyfill(RemovableHandle.__init__, polyfills.make_handle)
 
 
+rule(polyfills.stop_value)(lambda tx, iterator: iterator.returned or NONE)
 rule(polyfills.next_handle)(
     lambda tx: HandleNumber(0, tx.calls.add(polyfills.next_handle, early=True))
 )

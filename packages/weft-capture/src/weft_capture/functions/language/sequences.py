@@ -298,7 +298,8 @@ def _add(tx: Tracer, self: SequenceValue, other: Value) -> Value:
 
 @method(SizeValue, "__radd__")
 def _size_radd(tx: Tracer, self: SizeValue, other: Value) -> Value:
-    if not isinstance(other, TupleValue):
+    other = without_class(other)
+    if not isinstance(other, TupleValue | NamedTupleValue):
         return NOT_IMPLEMENTED
     if not all(map(_is_number, other.items)):
         raise Break("builtin-error", "a torch.Size of other objects than ints")

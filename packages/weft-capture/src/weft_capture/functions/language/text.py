@@ -181,10 +181,14 @@ def format_argument(tx: Tracer, value: Value) -> Any:
         return Proxy(tx, value)
 
 
+_NOT_MAPPED = collections.deque.__getitem__
+"""Of a sequence without `mp_subscript`, which PyMapping_Check looks for."""
+
+
 def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     """Evaluate `text % right`."""
     plain, operand_type = without_class(right), right.python_type()
-    if "%" not in text and hasattr(operand_type, "__getitem__"):
+    if "%" not in text and getattr(operand_type, "__getitem__", _NOT_MAPPED) is not _NOT_MAPPED:
         if not issubclass(operand_type, tuple | str):  # any other one may be a mapping
             return constant(text)
     operands = plain.unpack(tx) if isinstance(plain, TupleValue) else [right]
@@ -207,13 +211,19 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
 @method(Constant, "__mod__")
 def _mod(tx: Tracer, self: Constant, right: Value) -> Value:
     if isinstance(self.value, str):
-        return percent_text(tx, self.value, right)
-    return fold(tx, operator.mod, [self, right], {})
+        text = percent_text(tx, self.value, right)
+        # The format itself, even of a subclass (CPython: _PyUnicodeWriter_Finish).
+        return self if self.value and "%" not in self.value else text
+    cls: Any = type(self.value)
+    own = operator.mod if cls is bytes else cls.__mod__  # which may return NotImplemented
+    return fold(tx, own, [self, right], {})
 
 
 @method(Constant, "format")
 def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
     text: Any = self.value
+    if text and "{" not in text and "}" not in text:
+        return self
     if any(isinstance(tx.force(arg), HOLES) for arg in (*args, *kwargs.values())):
         head = [self, constant(len(args)), constant(tuple(kwargs))]
         return _with_holes(tx, _filled, head, [*args, *kwargs.values()], "!" not in text)
