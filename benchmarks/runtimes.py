@@ -50,28 +50,23 @@ class Setup:
     threads: int
     folder: Path
 
-    def without_gradients(self, call: Callable[..., Any]) -> Step:
-        """Return what calls a torch function with the inputs."""
-
-        def step() -> Any:
-            with torch.no_grad():
-                return call(*self.inputs)
-
-        return step
+    def step(self, call: Callable[..., Any]) -> Step:
+        """Return what calls a function with the inputs."""
+        return lambda: call(*self.inputs)
 
 
 def _eager(setup: Setup) -> Step:
-    return setup.without_gradients(setup.model)
+    return setup.step(setup.model)
 
 
 def _torch(setup: Setup) -> Step:
-    return setup.without_gradients(torch.compile(setup.model))
+    return setup.step(torch.compile(setup.model))
 
 
 def _weft(setup: Setup, **options: bool) -> Step:
     import weft  # noqa: PLC0415  its import is part of what is measured
 
-    return setup.without_gradients(weft.compile(setup.model, options=options))
+    return setup.step(weft.compile(setup.model, options=options))
 
 
 def _freezing(setup: Setup) -> Step:
@@ -83,7 +78,7 @@ def _exported(setup: Setup) -> Path:
     path = setup.folder / "model.onnx"
     if not path.exists():
         setup.folder.mkdir(parents=True, exist_ok=True)
-        with torch.no_grad(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(setup.model, setup.inputs, path, dynamo=True, verbose=False)
     return path
@@ -105,7 +100,7 @@ def _openvino(setup: Setup) -> Step:
     runtime = importlib.import_module("openvino")
     path = setup.folder / "model.xml"
     if not path.exists():
-        with torch.no_grad(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 converted = runtime.convert_model(setup.model, example_input=setup.inputs)
@@ -317,6 +312,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure what was asked for, and print the table."""
     options = arguments()
+    torch.set_grad_enabled(False)
     if options.worker:
         work(*options.worker)
         return 0

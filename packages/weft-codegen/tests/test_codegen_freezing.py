@@ -117,6 +117,23 @@ def test_weights_of_large_products_are_packed(least, packed, monkeypatch):
     assert events.counters["extern"]["mkldnn._linear_pointwise.default"] == 2 * packed
 
 
+def test_what_wefts_own_product_takes_is_not_packed(monkeypatch):
+    for module in ("folding", "compile"):
+        monkeypatch.setattr(f"weft_codegen.{module}.linear_wins", lambda *_: True)
+    monkeypatch.setattr("weft_codegen.folding._LEAST", 0)
+    model, x = Linears(), torch.randn(20, 9, 48)
+    events.counters.clear()
+    run, call = frozen(model, x)
+    for _ in range(2):
+        torch.testing.assert_close(call(x), model(x), **CLOSE)
+        model.first.weight.mul_(2)
+    assert not any("mkldnn" in op for op in events.counters["extern"])
+    assert events.counters["extern"]["weft_codegen.mm.default"] == 4
+    memory = {t.untyped_storage().data_ptr() for t in model.parameters()}
+    kept = [t.untyped_storage().data_ptr() for t in vars(run._main).values() if torch.is_tensor(t)]
+    assert sum(address not in memory for address in kept) == 1  # `third`, turned around
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes(dtype):
     model, x = Block().to(dtype), torch.randn(3, 8, 10, 12, dtype=dtype)

@@ -95,6 +95,20 @@ def test_the_layout_is_made_once():
     assert not calls(gm, torch.ops.aten.clone.default)
 
 
+def test_group_norm_keeps_the_layout():
+    norm = nn.GroupNorm(2, 8)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+
+    def blocks(x, w, v):
+        return F.conv2d(F.silu(norm(F.conv2d(x, w, padding=1))), v, padding=1)
+
+    with torch.no_grad():
+        changed = in_channels_last(trace(blocks, (X, W, V)))
+        assert not calls(changed, torch.ops.aten.as_strided.default)
+        assert len(calls(changed, torch.ops.aten.clone.default)) == 2
+        check(blocks, (X, W, V), rtol=1e-4, atol=1e-4)
+
+
 UNTOUCHED = {
     "no convolution": lambda x, w, v: x.sin(),
     "transposed": lambda x, w, v: F.conv_transpose2d(x, v[:6]),

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from weft_codegen.layout import fake_call, has_onednn, is_plain_convolution
+from weft_codegen.tune import linear_wins
 
 _aten = torch.ops.aten
 # Elements of a weight, and rows beside it, from which a product is faster with the weight packed.
@@ -121,10 +122,16 @@ def _pack_product(node: fx.Node, constants: set[fx.Node]) -> None:
     if rows < _ROWS or fake.numel() < _LEAST or not plain_bias:
         return
 
+    own = linear_wins(rows, *fake.shape[::-1])
+    if own and fake.stride(0) == 1:
+        return  # which takes the weight of a linear layer as it is
     call = functools.partial(_constant, constants, node.graph)
     with node.graph.inserting_before(node):
         turned = call(_aten.permute.default, weight, [1, 0])
         plain = call(_aten.clone.default, turned, memory_format=torch.contiguous_format)
+        if own:
+            node.replace_input_with(weight, call(_aten.permute.default, plain, [1, 0]))
+            return
         packed = call(torch.ops.mkldnn._reorder_linear_weight.default, plain, rows, like=plain)
         bias = biases[0] if biases else None
         run = torch.ops.mkldnn._linear_pointwise.default

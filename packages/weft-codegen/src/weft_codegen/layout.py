@@ -40,6 +40,8 @@ def in_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
     if mode is None or not has_onednn():
         return gm
     changed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    for node in filter(_is_reshape, changed.graph.nodes):
+        node.target, node.args = _aten.view.default, node.args[:2]
     with torch.no_grad(), mode:
         done = all(_relay(node, mode) for node in list(changed.graph.nodes))
     changed.recompile()
@@ -73,8 +75,18 @@ def _is_blind(node: fx.Node) -> bool:
         sizes = fake.shape if isinstance(fake, torch.Tensor) else (fake,)
         if any(isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) for size in sizes):
             return False
-    name = getattr(node.target, "_opname", "")
-    return node.op != "call_function" or (is_pure(node.target) and name not in _READS_MEMORY)
+    reads = getattr(node.target, "_opname", "") in _READS_MEMORY and not _is_reshape(node)
+    return node.op != "call_function" or (is_pure(node.target) and not reads)
+
+
+def _is_reshape(node: fx.Node) -> bool:
+    """Whether `as_strided` does what `view` does, as in torch's group norm: one contiguous tensor
+    is taken for another."""
+    if node.target is not _aten.as_strided.default or len(node.args) != 3:
+        return False
+    used, fake = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    contiguous = used.is_contiguous() and fake.is_contiguous()
+    return bool(contiguous and used.numel() == fake.numel())
 
 
 def _relay(node: fx.Node, mode: Any) -> bool:
