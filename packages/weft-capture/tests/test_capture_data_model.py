@@ -324,3 +324,29 @@ def test_exception_that_a_caller_handles(function):
             raise IndexError("outside")
         except IndexError:
             assert same(captured(X), function(X))
+
+
+class Hidden:
+    """A context manager whose attributes are other ones than its class's methods."""
+
+    def __init__(self):
+        self.__exit__ = 3
+
+    def __getattribute__(self, name):
+        return True
+
+    def __enter__(self):
+        LOG.append("enter")
+
+    def __exit__(self, kind, error, trace):
+        LOG.append(str(error))
+        return True
+
+
+def test_with_asks_the_class():
+    def program():
+        with Hidden():
+            torch._C._log_api_usage_once("a")
+            raise KeyError(3)
+
+    check(program)

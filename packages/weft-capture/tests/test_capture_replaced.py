@@ -78,6 +78,7 @@ ROWS = [
     (lambda x: torch.sin(x), torch, "sin", mock.Mock(return_value=X)),
     (lambda x: F.relu(x), F, "relu", functools.wraps(F.relu)(noting(times_9))),
     (lambda x: F.relu(x), F, "relu", mock.create_autospec(F.relu, return_value=X)),
+    (lambda x: F.relu(x), torch, "relu", TIMES_9),
     (lambda x: nn.ReLU()(x), nn, "ReLU", nn.Sigmoid),
     (MODEL, F, "relu", TIMES_9),
     (MODEL, F, "linear", TIMES_9),

@@ -242,6 +242,8 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
 
 def _add_node(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     """Make a call a node; trace a function of Python that warns, for the warning's position."""
+    if isinstance(obj, types.FunctionType) and _calls_replaced(tx, obj):
+        return tx.trace_body(obj, args, kwargs)
     frozen = {at: arg.frozen(tx) for at, arg in enumerate(args) if isinstance(arg, InstanceValue)}
     target = _with_objects(obj, frozen) if any(frozen.values()) else obj
     args = [arg for at, arg in enumerate(args) if frozen.get(at) is None]
@@ -251,6 +253,17 @@ def _add_node(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
         if error.code != "warns" or not isinstance(obj, types.FunctionType):
             raise
     return tx.trace_body(obj, args, kwargs)
+
+
+_OWN = {name: obj for name, obj in vars(torch).items() if callable(obj)}
+
+
+def _calls_replaced(tx: Tracer, function: types.FunctionType) -> bool:
+    """Note the functions of torch that one of torch's calls; say whether one was replaced."""
+    names = [name for name in function.__code__.co_names if name in _OWN]
+    now = {name: vars(torch).get(name) for name in names}
+    tx.library.update({("torch", name): obj for name, obj in now.items()})
+    return any(now[name] is not _OWN[name] for name in names)
 
 
 def _with_objects(function: Any, objects: dict[int, Any]) -> Callable[..., Any]:

@@ -304,7 +304,10 @@ def _before_with(frame: Frame, instr: Instr) -> None:
     present = [n for n in names if hasattr(cls, n) or manager.find_method(n) is not None]
     if len(present) < 2:
         tx.raise_(TypeError, error_text(use, cls, present))
-    exit_method = manager.tp_getattro(tx, leave)
+    if isinstance(manager, UserObject):  # past its attributes (CPython: _PyObject_LookupSpecial)
+        exit_method = manager.special(tx, leave)
+    else:
+        exit_method = manager.tp_getattro(tx, leave)
     entered = manager.call_method(tx, enter, [], {})
     slots = (exit_method, NULL) if WITH_CALLS_SPECIAL_METHODS else (exit_method,)
     frame.stack.extend((*slots, entered))
