@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from weft_guards import varying as varying
 
     from weft import compiled_autograd, compiler
+    from weft.background import wait_for_compilation as wait_for_compilation
     from weft.bisection import bisect as bisect
     from weft.compiler import mark_static_address as mark_static_address
     from weft.compiler import run as run
@@ -75,6 +76,7 @@ _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph "
     "error_on_graph_break explain graph_break is_compiling nonstrict_trace show_code skip_frame "
     "substitute_in_graph",
+    "weft.background": "wait_for_compilation",
     "weft.bisection": "bisect",
     "weft.compiler": "mark_static_address run",
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",

@@ -31,7 +31,7 @@ from weft_core.dumps import dump_graph
 from weft_core.events import counters
 from weft_guards import CacheRules, ShapesSpec
 
-from weft import custom_passes, failures, progress
+from weft import background, custom_passes, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
 from weft.overrides import override
 from weft.settings import config
@@ -61,14 +61,16 @@ class CompileRequest:
     keywords: Mapping[str, Any] = field(default_factory=dict)
     passes: tuple[tuple[str, Any], ...] = ()
 
-    def shared_by(self) -> object:
-        """Return what is equal in calls that share what they compile; None to share nothing.
+    @property
+    def is_tied(self) -> bool:
+        """Whether options fold parameters into graphs, or record these, which ties them to one
+        module."""
+        return self.options.freezing or self.options.triton_cudagraphs
 
-        Options that fold parameters into a graph or record it tie that graph to one module.
-        """
-        tied = self.options.freezing or self.options.triton_cudagraphs
+    def shared_by(self) -> object:
+        """Return what is equal in calls that share what they compile; None to share nothing."""
         own = self.isolated or self.shapes_spec is not None
-        if own or tied or self.backend == "cudagraphs":
+        if own or self.is_tied or self.backend == "cudagraphs":
             return None
         return lookup_backend(self.backend), self, config.as_dict()
 
@@ -117,11 +119,19 @@ def graph_compiler(request: CompileRequest) -> Backend:
             keywords = {**keywords, "passes": request.passes}
 
         def compile_one(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
-            return failures.compile_or_fallback(lambda: backend(gm, example_inputs, **keywords), gm)
+            def compile_now() -> Compiled:
+                with progress.stage("backend", failures.describe(gm)):
+                    return failures.compile_or_fallback(
+                        lambda: backend(gm, example_inputs, **keywords), gm
+                    )
 
-        with progress.stage("backend", failures.describe(gm)):
-            pieces = capture_piece if backend is codegen else None
-            return weft_capture.compile_split(gm, example_inputs, compile_one, pieces)
+            waits = config.background_compile and backend is codegen and not request.is_tied
+            if waits and background.can_wait(gm, example_inputs):
+                return background.Background(gm, compile_now)
+            return compile_now()
+
+        pieces = capture_piece if backend is codegen else None
+        return weft_capture.compile_split(gm, example_inputs, compile_one, pieces)
 
     return compile_captured
 

@@ -38,11 +38,13 @@ class UmbrellaSettings(Settings):
             and memory.
         overrides: another backend for some graphs, such as `"0-3:aot_eager,5:eager"`, as
             overrides.py describes; the environment variable WEFT_OVERRIDES sets it.
+        background_compile: compile graphs in a thread; until that is done they run eagerly.
         progress: show on stderr what is being compiled; None means on a terminal only.
     """
 
     on_compile_error: Literal["raise", "eager"] = "raise"
     compiled_autograd: bool = False
+    background_compile: bool = False
     progress: bool | None = None
     record: bool = False
     overrides: str = field(default_factory=lambda: os.environ.get("WEFT_OVERRIDES", ""))
