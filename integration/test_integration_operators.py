@@ -263,6 +263,7 @@ ALIKE = {
     "fft-of-complex": (torch.fft.ifft2, torch.ones(8, 5, dtype=torch.complex64).t()),
     "scatter": (lambda x, i: x.scatter(-1, i % 2, x.sum()), torch.ones(6), torch.tensor([True])),
     "grid": (lambda x: torch.meshgrid(x, x, indexing="ij")[0].logical_not_(), torch.tensor([True])),
+    "scatter-expanded": (lambda x: x.diagonal_scatter(x[:, 0]).exp(), torch.ones(3).expand(2, 3)),
     "grids": (lambda x, y: torch.meshgrid([x, y], indexing="ij"), torch.ones(3), torch.ones(())),
 }
 
@@ -275,6 +276,54 @@ def test_what_results_are(case):
     found, wanted = ([call(*(x.clone() for x in args))] for call in (compiled, program))
     wanted, found = (torch.utils._pytree.tree_leaves(r) for r in (wanted, found))
     torch.testing.assert_close(found, wanted, equal_nan=True, check_stride=True)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.sqrt().sgn(),
+        lambda x: torch.vstack([x, x]).rsqrt().sgn(),
+        lambda x: (0.3 ** -x.view(2, 3)).sgn().t(),
+        lambda x: x.sqrt().sgn() + x.exp(),
+        lambda x: x[:3].sqrt().sum() * x.sgn(),
+        lambda x: x[1:4].max().erfinv(),
+        lambda x: x[:4].min().sqrt(),
+        lambda x: x[:3].median().log().sqrt(),
+        lambda x: x[3].sqrt() * (x > 1),
+        lambda x: (x[:4] * (x[:4] > 1)).sqrt(),
+    ],
+)
+def test_gradients_that_are_zero_are_not_multiplied(program):
+    """Those of `sgn`, and of `max()` beside the places of the largest number, on a CPU."""
+    grads = []
+    for call in (weft.compile(program), program):
+        x = torch.tensor([0.0, 1.0, -1.0, 2.0, torch.inf, 3.0], requires_grad=True)
+        result = call(x)
+        grads.append(torch.autograd.grad(result, x, torch.ones_like(result))[0] + 0)
+    torch.testing.assert_close(*grads, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_truth_value_as_an_index_is_not_read(shape):
+    def program(x):
+        y = x.sin()
+        y[y.sum() > 0] = 3
+        return y
+
+    compiled = weft.compile(program, fullgraph=True)
+    for sign in (1, -1):
+        x = (torch.ones(shape) * sign).requires_grad_()
+        found, wanted = compiled(x), program(x)
+        torch.testing.assert_close(found, wanted)
+        grads = [torch.autograd.grad(r.sum(), x)[0] for r in (found, wanted)]
+        torch.testing.assert_close(*grads)
+
+
+def test_the_variance_of_equal_numbers_is_zero():
+    x = torch.rand(50, generator=torch.Generator().manual_seed(0)).expand(5, 50)
+    for function in (torch.var_mean, torch.std_mean):
+        found = weft.compile(lambda x, f=function: f(x, 0))(x)
+        assert torch.equal(found[0], torch.zeros(50)) and torch.equal(found[1], x[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])

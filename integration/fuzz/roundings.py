@@ -1,7 +1,8 @@
 """Eager execution whose every result is moved by one rounding.
 
 What such runs make of a program tells how far its own roundings reach: Monte Carlo arithmetic
-(Parker, 1997). Nudged inputs alone do not, where a program computes with exact numbers.
+(Parker, 1997). Nudged inputs alone do not, where a program computes with exact numbers. Nobody
+promises the order in which numbers are added, so sums begin somewhere else.
 """
 
 from __future__ import annotations
@@ -31,8 +32,25 @@ _EXACT = frozenset(
 )
 
 
-# Whose sums inside cancel.
-_TAKEN_APART = get_decompositions([torch.ops.aten.gelu, torch.ops.aten.gelu_backward])
+_aten = torch.ops.aten
+
+
+def _euclidean_distance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    squares = [t.pow(2).sum(-1, keepdim=True) for t in (x, y)]
+    return (squares[0] + squares[1].mT - 2 * (x @ y.mT)).clamp_min(0).sqrt()
+
+
+# Whose terms inside overflow or cancel.
+_TAKEN_APART = get_decompositions(
+    [
+        _aten.gelu, _aten.gelu_backward, _aten.linalg_cross, _aten.addcmul, _aten.logaddexp,
+        _aten.logaddexp2, _aten.native_batch_norm, _aten._native_batch_norm_legit,
+        _aten.native_layer_norm, _aten.native_group_norm,
+    ]
+)  # fmt: skip
+_TAKEN_APART[_aten._euclidean_dist.default] = _euclidean_distance
+_SCALED = (_aten.add.Tensor, _aten.sub.Tensor)
+_SUMS = (_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim)
 
 
 class Roundings(TorchDispatchMode):
@@ -45,15 +63,31 @@ class Roundings(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if func is _aten._efficientzerotensor.default:  # which crashes torch in a mode
+            return torch.zeros(*args, **kwargs)
         if func in _TAKEN_APART:
             with self:
-                return _TAKEN_APART[func](*args, **kwargs or {})
-        results = func(*args, **kwargs or {})
+                return _TAKEN_APART[func](*args, **kwargs)
+        if func in _SCALED and kwargs.get("alpha", 1) != 1:
+            with self:
+                return func(args[0], args[1] * kwargs["alpha"])
+        if func in _SUMS and args[0].is_floating_point():
+            args = self._begun_elsewhere(*args)
+        results = func(*args, **kwargs)
         if func.overloadpacket.__name__ not in _EXACT and not func.is_view:
             for result in results if isinstance(results, tuple | list) else (results,):
                 if isinstance(result, torch.Tensor) and result.is_floating_point():
                     self._move(result)
         return results
+
+    def _begun_elsewhere(self, x: torch.Tensor, dims: Any = None, *rest: Any) -> tuple[Any, ...]:
+        """The arguments of a sum, whose operand is rolled and perhaps reversed."""
+        reduced = [dim % max(x.dim(), 1) for dim in dims or range(x.dim())]
+        for dim in reduced if x.dim() else ():
+            shift = int(torch.randint(0, 64, (), generator=self._random, device="cpu"))
+            x = x.roll(shift // 2, dim).flip(dim) if shift % 2 else x.roll(shift // 2, dim)
+        return (x, *(() if dims is None else (dims,)), *rest)
 
     def _move(self, tensor: torch.Tensor) -> None:
         overlaps = torch._debug_has_internal_overlap(tensor) == 1

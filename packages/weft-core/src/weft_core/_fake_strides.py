@@ -150,6 +150,16 @@ def _norm_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     return torch.empty_like(result, device="meta", memory_format=layout).stride()
 
 
+def _of_a_copy(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of what is written to a copy of an expanded tensor; torch 2.11 keeps its strides."""
+    rows = zip(result.shape, result.stride())
+    repeats = any(type(size) is int and size > 1 and stride == 0 for size, stride in rows)
+    return torch.empty_like(args[0], device="meta").stride() if repeats else None
+
+
+_SCATTERS = (
+    _aten.diagonal_scatter.default, _aten.select_scatter.default, _aten.slice_scatter.default,
+)  # fmt: skip
 _NORMS = (
     _aten.native_batch_norm.default, _aten.native_batch_norm_backward.default,
     _aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats,
@@ -159,6 +169,7 @@ _NORMS = (
 _Rule = Callable[[Any, Any, Any], tuple[int, ...] | None]
 _STRIDES: dict[Any, _Rule] = {
     **dict.fromkeys(_NORMS, _norm_strides),
+    **dict.fromkeys(_SCATTERS, _of_a_copy),
     _aten.binary_cross_entropy.default: _like_operand,
     **dict.fromkeys((_aten._fft_c2c.default, _aten._fft_r2c.default), _fft_strides),
     _aten.index.Tensor: _index_strides,

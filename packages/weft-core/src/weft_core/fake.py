@@ -53,6 +53,7 @@ _UNTAGGED = () if torch.Tag.dynamic_output_shape in _UNIQUE.tags else (_UNIQUE,)
 _NORM = _aten.linalg_vector_norm.default
 # Which argument gives a result its dtype; the references promote.
 _DTYPE_OF = {
+    _aten.binary_cross_entropy_with_logits.default: 1,
     _aten.soft_margin_loss.default: 0,
     _aten.soft_margin_loss_backward.default: 1,
     _aten.mv.default: 1,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,8 @@ _SETTLED = (
     aten._assert_tensor_metadata.default,
 )  # checks whose outcome tracing itself knows
 RESHAPE_ITSELF = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()  # noqa: SIM905
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_SPREADS = re.compile(r"(Max|Min|Median|Nanmedian)Backward\d").match
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
@@ -80,6 +83,7 @@ class AtenRecorder(TorchDispatchMode):
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
         self._handlers: dict[Any, Callable[..., Any]] = {}
+        self._zeros: set[int] = set()
         self._sources: list[tuple[int, fx.Node]] = []
         self._source: fx.Node | None = None
         self._end = 0  # of the forward, as a number of autograd's sequence
@@ -192,13 +196,16 @@ class AtenRecorder(TorchDispatchMode):
         handler = self._handlers.get(func)
         if handler is None:
             handler = self._handlers[func] = self._choose_handler(func)
-        return handler(func, args, kwargs or {})
+        out = handler(func, args, kwargs or {})
+        if self._zeros and args and id(args[0]) in self._zeros and func.is_view:
+            self._zeros.update(map(id, out if isinstance(out, tuple | list) else (out,)))
+        return out
 
     def _choose_handler(self, func: Any) -> Callable[..., Any]:
         if not isinstance(func, OpOverload) or func.namespace == "prim":
             return lambda func, args, kwargs: func(*args, **kwargs)
-        if func is aten._efficientzerotensor.default:  # a graph's results have memory
-            return lambda _, *call: self.__torch_dispatch__(aten.zeros.default, (), *call)
+        if func is aten._efficientzerotensor.default:
+            return self._record_zeros
         if special := self._special_handler(func):
             return special
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
@@ -213,6 +220,8 @@ class AtenRecorder(TorchDispatchMode):
             return self._record_windows
         if func is aten._conj.default:
             return self._record_conjugate
+        if func in _PRODUCTS:
+            return self._record_product
         if func in self._decompositions:
             return self._decompose
         if func in _TRANSPARENT:
@@ -276,6 +285,30 @@ class AtenRecorder(TorchDispatchMode):
             return self._record(func, args, kwargs)
         with self:  # a number of the program, which autograd has as a tensor
             return torch.scalar_tensor(args[0].conjugate(), dtype=torch.complex128)
+
+    def _record_zeros(self, _: Any, args: Any, kwargs: Any) -> Any:
+        out = self.__torch_dispatch__(aten.zeros.default, (), args, kwargs)  # which have memory
+        self._zeros.add(id(out))
+        return out
+
+    def _record_product(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A product or quotient, where those of gradients are not what they look like.
+
+        With torch's zero tensors, which `sgn` gives, they are zero. The gradient of `max()` is
+        spread over its places by a mask, which leaves zeros beside them; traced, it is multiplied.
+        """
+        one, other = args
+        if id(one) in self._zeros or (func is aten.mul.Tensor and id(other) in self._zeros):
+            like = func(*args, **kwargs)
+            kind = {"dtype": like.dtype, "device": like.device}
+            return self._record_zeros(None, (like.shape,), kind)
+        masks = getattr(one, "dtype", None) is torch.bool and one.device.type == "cpu"
+        running = torch._C._current_autograd_node() if masks else None
+        if running is not None and _SPREADS(running.name()):
+            with self:
+                return torch.where(one, other, 0)
+        record = self._decompose if func in self._decompositions else self._record
+        return record(func, args, kwargs)
 
     def _record_check(self, func: Any, args: Any, kwargs: Any) -> Any:
         condition, text = args

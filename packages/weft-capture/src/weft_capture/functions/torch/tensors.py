@@ -251,4 +251,9 @@ def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
 @method(TensorValue, "__setitem__")
 def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> None:
     tensor, rest = _selected(tx, self, _plain_index(tx, self, key))
-    tx.graph.emit("call_function", operator.setitem, [tensor, rest, value], {})
+    truth = isinstance(rest, TensorValue) and rest.fake.dtype is torch.bool and not rest.fake.dim()
+    if truth and self.fake.is_floating_point() and value.python_type() in (bool, int, float):
+        # An index would be read.
+        tx.graph.emit("call_method", "masked_fill_", [tensor, rest, value], {})
+    else:
+        tx.graph.emit("call_function", operator.setitem, [tensor, rest, value], {})
