@@ -303,6 +303,17 @@ def test_gradients_that_are_zero_are_not_multiplied(program):
     torch.testing.assert_close(*grads, equal_nan=True)
 
 
+def test_a_gradient_that_eager_lacks_stays_none_before_a_break():
+    def program(x):
+        y = x.exp2()
+        weft.graph_break()
+        return torch.linalg.vector_norm(y, 0, -1)
+
+    for call in (weft.compile(program), program):
+        x = torch.ones(3, 3, requires_grad=True)
+        assert torch.autograd.grad(call(x).sum(), x, allow_unused=True) == (None,)
+
+
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_a_truth_value_as_an_index_is_not_read(shape):
     def program(x):

@@ -178,6 +178,16 @@ def test_an_input_of_another_part_may_be_gone():
     torch.testing.assert_close(second(compiled(fn, (leaf(4) * 1, leaf(4)))), second(fn))
 
 
+def test_an_input_that_is_gone_may_have_been_a_divisor():
+    x = leaf(4)
+    count = torch.tensor(3)
+    (result,) = compiled(lambda x, n: (x.sin() + (7 // n),), (x, count))(x, count)
+    del count
+    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    torch.testing.assert_close(second, -x.sin())
+
+
 def test_what_no_program_can_compute_again_is_kept():
     """The gradient of the first program needs no input; the input of the second one does."""
 

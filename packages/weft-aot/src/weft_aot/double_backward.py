@@ -100,8 +100,7 @@ class DoubleBackward:
         try:
             if hasattr(ctx, "drawn") and not all(map(torch._C._has_storage, seeds.values())):
                 raise _NotReplayable("the program draws random numbers, which vmap refuses")
-            starts = self._inputs(ctx, self._needed)
-            values = self._run(ctx, starts, list(seeds))
+            starts, values = self._run_again(ctx, self._needed, list(seeds))
         except _NotReplayable as reason:
             with torch.no_grad():
                 return _differentiable_once(compiled(), str(reason), self._anchors(ctx))
@@ -113,10 +112,21 @@ class DoubleBackward:
         )
         return (None, None, *found)
 
-    def _inputs(self, ctx: Any, needed: set[int]) -> list[Any]:
+    def _run_again(
+        self, ctx: Any, needed: set[int], wanted: list[int]
+    ) -> tuple[list[Any], list[torch.Tensor]]:
+        """Inputs for the program, and what it makes of them: those of its values."""
+        try:
+            starts = self._inputs(ctx, needed, 0)
+            return starts, self._run(ctx, starts, wanted)
+        except RuntimeError:  # it may divide by what zeros stand for
+            starts = self._inputs(ctx, needed, 1)
+            return starts, self._run(ctx, starts, wanted)
+
+    def _inputs(self, ctx: Any, needed: set[int], instead: int) -> list[Any]:
         """Inputs for the program: aliases of the forward call's, so that gradients stop there.
 
-        Those that are not `needed` may have changed, or be zeros.
+        Those that are not `needed` may have changed, or hold the number `instead`.
         """
         if self._refusal:
             raise _NotReplayable(self._refusal)
@@ -125,7 +135,7 @@ class DoubleBackward:
             tensors = ctx.saved_tensors
             found = {index: tensors[place] for index, place in self._saved.items()}
         for (index, function), value in zip(self.kept, getattr(ctx, "kept", ()), strict=True):
-            known = value if function is None else self._recall(ctx, index, value, needed)
+            known = value if function is None else self._recall(ctx, index, value, needed, instead)
             found[index] = known
         inputs: list[Any] = []
         for index, first in enumerate(self._joint.same_as):
@@ -155,7 +165,7 @@ class DoubleBackward:
         try:
             with torch.enable_grad():
                 wanted = [self._part.tangents[p] for p in (place, *given)]
-                value, *others = self._run(ctx, self._inputs(ctx, self._needed), wanted)
+                _, (value, *others) = self._run_again(ctx, self._needed, wanted)
                 seeds = [*given.values()]
                 return torch.autograd.grad(others, value, seeds, create_graph=create)[0]
         except _NotReplayable as reason:
@@ -168,13 +178,13 @@ class DoubleBackward:
         """The `number`-th result of the part, computed again, with its history."""
         index = self._part.tangents[number]
         needed = inputs_of(self._joint, [self._joint.results()[index]])
-        return self._run(ctx, self._inputs(ctx, needed), [index])[0]
+        return self._run_again(ctx, needed, [index])[1][0]
 
-    def _recall(self, ctx: Any, index: int, kept: Any, needed: set[int]) -> Any:
+    def _recall(self, ctx: Any, index: int, kept: Any, needed: set[int], instead: int) -> Any:
         tensor, version, shape = kept
         tensor = tensor() if isinstance(tensor, weakref.ref) else tensor
         if index not in needed:
-            return self._stand_in(index, shape) if tensor is None else tensor
+            return self._stand_in(index, shape, instead) if tensor is None else tensor
         reached = [i for i in self._part.gradients if i is not None]
         if index in reached:
             node, number = ctx.next_functions[reached.index(index)]
@@ -189,11 +199,11 @@ class DoubleBackward:
             raise _NotReplayable(f"its input {index} was written since")
         return tensor
 
-    def _stand_in(self, index: int, shape: torch.Size) -> torch.Tensor:
-        """Zeros for an input that no gradient depends on."""
+    def _stand_in(self, index: int, shape: torch.Size, instead: int) -> torch.Tensor:
+        """A number everywhere for an input that no gradient depends on."""
         like = self._joint.placeholders()[index].meta["val"]
-        zeros = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        return zeros.requires_grad_(index in self._joint.gradients)
+        numbers = torch.full(shape, instead, dtype=like.dtype, device=like.device)
+        return numbers.requires_grad_(index in self._joint.gradients)
 
     def _run(self, ctx: Any, starts: list[Any], wanted: list[int]) -> list[torch.Tensor]:
         """Run the program, on copies of what it writes; return those of its forward values."""

@@ -436,6 +436,7 @@ class Intermediate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         return make()
 
     @staticmethod
