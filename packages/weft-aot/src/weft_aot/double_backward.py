@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from weft_core.reshaping import RESHAPE_ITSELF, take_reshaped
 from weft_core.tensor_versions import version_of
-from weft_core.tracing import RESHAPE_ITSELF, take_reshaped
 
 from weft_aot.records import BackwardComponent, JointGraph
 from weft_aot.walk import copied_inputs, inputs_of, leaves_of, needed_inputs, random_ops

@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import _functorch as functorch
 from torch._ops import OpOverload
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,7 +30,9 @@ from weft_core.collectives import REGATHER
 from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
 from weft_core.node_effects import drop_dead_nodes
+from weft_core.reshaping import RESHAPE_ITSELF, take_reshaped
 from weft_core.symnodes import SymbolTable, SymValue
+from weft_core.transform_levels import preserve_transform_levels
 from weft_core.warnings_capture import suppress_warnings
 
 aten = torch.ops.aten
@@ -55,7 +55,6 @@ _SETTLED = (
     aten.sym_constrain_range_for_size.default,
     aten._assert_tensor_metadata.default,
 )  # checks whose outcome tracing itself knows
-RESHAPE_ITSELF = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()  # noqa: SIM905
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 _SPREADS = re.compile(r"(Max|Min|Median|Nanmedian)Backward\d").match
 _COMPOSITE = "CompositeImplicitAutograd"
@@ -341,35 +340,6 @@ def _base_name(func: OpOverload) -> str:
 def _concrete_sizes(func: Any, args: Any, kwargs: Any) -> list[int]:
     """Sizes for a C++ function that cannot take symbols: they are specialised, with a guard."""
     return [int(size) for size in args[0].shape]
-
-
-@contextlib.contextmanager
-def preserve_transform_levels() -> Iterator[None]:
-    """Leave the levels (vmap, grad, forward mode) that a graph which raises leaves open."""
-    level, dual = functorch.maybe_current_level() or 0, forward_ad._current_level
-    try:
-        yield
-    finally:
-        while (functorch.maybe_current_level() or 0) > level:
-            functorch.pop_dynamic_layer_stack()
-        while forward_ad._current_level > dual:
-            forward_ad.exit_dual_level()
-
-
-def take_reshaped(env: dict[fx.Node, Any], node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Let another view take a tensor's place in `env`, for a `node` that changes its shape.
-
-    In a trace, autograd counts that for a write, which eager does not, and would replay the
-    tensor's views on the new shape.
-    """
-    tensor = args[0]
-    if tensor.is_leaf and tensor.requires_grad:  # which eager refuses
-        return getattr(tensor, str(node.target))(*args[1:], **kwargs)
-    view = getattr(tensor, str(node.target).removesuffix("_"))(*args[1:], **kwargs)
-    for known, value in env.items():
-        if value is tensor:
-            env[known] = view
-    return view
 
 
 class AtenTracer:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 from torch.fx import GraphModule, Node
-from weft_core.tracing import preserve_transform_levels
+from weft_core.transform_levels import preserve_transform_levels
 from weft_guards import call_with
 from weft_guards.sources import ClosureSource, LocalSource
 
