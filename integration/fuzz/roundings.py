@@ -45,7 +45,7 @@ _TAKEN_APART = get_decompositions(
     [
         _aten.gelu, _aten.gelu_backward, _aten.linalg_cross, _aten.addcmul, _aten.logaddexp,
         _aten.logaddexp2, _aten.native_batch_norm, _aten._native_batch_norm_legit,
-        _aten.native_layer_norm, _aten.native_group_norm,
+        _aten.native_layer_norm, _aten.native_group_norm, _aten.var_mean, _aten.std_mean,
     ]
 )  # fmt: skip
 _TAKEN_APART[_aten._euclidean_dist.default] = _euclidean_distance

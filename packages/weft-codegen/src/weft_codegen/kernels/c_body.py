@@ -68,7 +68,8 @@ _CLAUSES = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min"
 class BodyWriter:
     """Writes bodies into `text`; `dtypes` are those of the kernel's parameters.
 
-    `streamed` names those that stores reach past the caches, where the loops allow it.
+    `streamed` names those that stores reach past the caches, where the loops allow it. Locals
+    `in_order` are added to by several statements, one after the other.
     """
 
     def __init__(self, text: CText, dtypes: dict[str, torch.dtype], streamed: set[str]) -> None:
@@ -78,14 +79,14 @@ class BodyWriter:
         self._count = 0
         self._narrowed: dict[Store, str] = {}
         self._nest: Counter[Local] = Counter()
-        self._in_order: frozenset[Local] = frozenset()
+        self.in_order: frozenset[Local] = frozenset()
         self._prefetches: Prefetches = {}
 
     def begin(self, body: Body, row: Axis | None) -> frozenset[Local]:
         """Start a nest whose iterations along `row` follow one another; gives the locals that its
         simd loops declare themselves."""
         self._nest = _uses(body)
-        self._in_order = _added_to_often(body)
+        self.in_order = _added_to_often(body)
         self._prefetches = find_prefetches(body, row)
         simds = [self.simd(stmt) for stmt in statements(body) if isinstance(stmt, Loop)]
         return frozenset(local for simd in simds if simd for local in simd.private)
@@ -177,7 +178,7 @@ class BodyWriter:
             return
         dtype, value = stmt.targets[0].dtype, stmt.values[0]
         fused = is_product(value) and stmt.op == "sum"
-        if fused and dtype is torch.float32:
+        if fused and dtype is torch.float32 and stmt.targets[0] not in self.in_order:
             factors = ", ".join(map(self._exprs.text, value.children))
             self._text.line(f"{targets[0]} = WEFT_FMA({factors}, {targets[0]});")
         else:
@@ -187,7 +188,7 @@ class BodyWriter:
         self._keep_order(stmt, targets[0])
 
     def _keep_order(self, stmt: Reduce, target: str) -> None:
-        if stmt.targets[0] in self._in_order and target == stmt.targets[0].name:
+        if stmt.targets[0] in self.in_order and target == stmt.targets[0].name:
             self._text.line(f"WEFT_IN_ORDER({target});")
 
     def _extreme_position(self, stmt: Reduce, targets: Sequence[str], values: list[str]) -> None:

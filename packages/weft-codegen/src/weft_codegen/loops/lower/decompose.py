@@ -66,7 +66,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         table[op] = functools.partial(_of_one_dtype, table[op])
     norm = aten.linalg_vector_norm.default
     table[norm] = functools.partial(vector_norm, table[norm])
-    for name in ("var", "std", "var_mean", "std_mean"):
+    for name in ("var", "std"):
         table[getattr(aten, name).correction] = functools.partial(_variance, name)
     table[aten.take.default] = _take
     table[aten.bucketize.Tensor] = _bucketize
@@ -132,17 +132,12 @@ def _nll_loss_backward(
 
 
 def _variance(name: str, x: Any, *rest: Any, **options: Any) -> Any:
-    """A variance or deviation, and the mean, summed in float64 on a CPU as eager's."""
+    """A variance or deviation, summed in float64 on a CPU as eager's."""
     widened = x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype != torch.float64
-    kind, _, mean = name.partition("_")
-    if kind == "var" and not widened:
+    if name == "var" and not widened:
         return NotImplemented
-    operator = torch.ops.aten.var_mean if mean else torch.ops.aten.var
-    found = operator.correction(x.double() if widened else x, *rest, **options)
-    variance, *means = found if mean else (found,)
-    results = (variance.sqrt() if kind == "std" else variance, *means)
-    narrow = tuple(result.to(x.dtype) for result in results)
-    return narrow if mean else narrow[0]
+    found = torch.ops.aten.var.correction(x.double() if widened else x, *rest, **options)
+    return (found.sqrt() if name == "std" else found).to(x.dtype)
 
 
 def _binary_cross_entropy(rule: Callable[..., Any], x: Any, target: Any, *rest: Any) -> Any:
