@@ -65,6 +65,16 @@ class ItemsAlone:
         return [1, 2][at]
 
 
+class Sized:
+    def __iter__(self):
+        LOG.append("iter")
+        return iter([3, 4])
+
+    def __len__(self):
+        LOG.append("len")
+        return 2
+
+
 class IterIsNone:
     def __iter__(self):
         raise TypeError("not this one")
@@ -223,6 +233,8 @@ PROGRAMS = [
     lambda: operator.ior({}, X),
     lambda: collections.OrderedDict([X.sum()]),
     *(lambda it=it: functools.reduce(max, it) for it in (3, None, IterIsNone(), X.sum())),
+    lambda: list(itertools.starmap(max, [Sized(), [1, 2]])),
+    lambda: (operator.mul((1, 2), bytearray(b"a")),),
     # What has `__next__` alone is no iterable.
     *(lambda use=use: use(NextAlone()) for use in (iter, list, set, sum, dict, sorted, zip, next)),
     lambda: type(iter(ItemsAlone())).__name__,
@@ -245,6 +257,20 @@ def test_operands_from_outside(symbol):
     for number in (0.5, 1.5, 2.5):  # from the second on it varies
         ours, eager = outcome(captured, X, number, 2.0), outcome(function, number, 2.0)
         assert same(ours[0][0] if ours[0][0] == eager[0] else ours[0], eager[0])
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 2**70, 1j, 2.5])
+def test_numbers_beside_symbolic_ones(number):
+    functions = [getattr(operator, name) for name in ("ge", "lt", "eq", "ne", "add", "mul", "sub")]
+
+    def function(x, a, b):
+        pairs = [pair for size in (b, x.shape[0]) for pair in ((a, size), (size, a))]
+        return [outcome(f, *pair) for f in functions for pair in pairs], x + 1
+
+    captured = weft_capture.capture(function, eager_backend)
+    for size in (2, 3, 4):
+        x = torch.ones(size)
+        assert repr(captured(x, number, size)) == repr(function(x, number, size))
 
 
 def _largest(x):
@@ -324,6 +350,28 @@ def test_exception_that_a_caller_handles(function):
             raise IndexError("outside")
         except IndexError:
             assert same(captured(X), function(X))
+
+
+class Mapped(dict):
+    def __getitem__(self, key):
+        LOG.append(key)
+        return super().__getitem__(key)
+
+    def keys(self):
+        return ["b"]
+
+
+def test_mapping_pattern_asks_get():
+    def program(subject):
+        match subject:
+            case {"a": 1, "b": value}:
+                return "two", value
+            case {"a": value, **rest}:
+                return value, rest
+        return subject
+
+    for subject in (Mapped(a=2, b=3), {"a": 1, "b": 5}, {"a": 3, "c": 4}, collections.Counter("z")):
+        check(lambda subject=subject: program(subject))
 
 
 class Hidden:

@@ -7,10 +7,12 @@ A real list of proxies sorts, searches and compares as the program's list would,
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from weft_capture.model.protocol import Tracer, Value
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 class Proxy:
@@ -29,11 +31,19 @@ class Proxy:
     def __bool__(self) -> bool:
         return self.value.nb_bool(self.tx)
 
-    def __iter__(self) -> Generator[Proxy, None, Proxy | None]:
-        iterator = self.value.tp_iter(self.tx)
+    def __iter__(self) -> Iterator[Proxy]:
+        return self._steps(self.value.tp_iter(self.tx))
+
+    def _steps(self, iterator: Value) -> Generator[Proxy, None, Proxy | None]:
         while (item := iterator.tp_iternext(self.tx)) is not None:
             yield Proxy(self.tx, item)
         return None if iterator.returned is None else Proxy(self.tx, iterator.returned)
+
+    def __length_hint__(self) -> Any:
+        """Return the hint of an object of the program; of others nobody can see the question."""
+        if not self.value.python_type().__flags__ & _HEAP_TYPE:
+            return NotImplemented
+        return self.tx.builtin(operator.length_hint, self.value).as_constant()
 
     def __call__(self, *args: Proxy) -> Proxy:
         return Proxy(self.tx, self.value.tp_call(self.tx, [arg.value for arg in args], {}))

@@ -184,6 +184,8 @@ def _attempt(tx: Tracer, receiver: Value, name: str, argument: Value) -> Value |
     if lookup(cls, name) is None or receiver.declines(name, argument):
         return None
     if cls is bytearray and "mul" in name and not hasattr(argument_type, "__index__"):
+        if name == "__rmul__" and is_sequence(argument):
+            return None
         text = f"can't multiply sequence by non-int of type '{type_name(argument_type)}'"
         tx.raise_(TypeError, text)  # CPython: sequence_repeat
     result = receiver.call_method(tx, name, [argument], {})

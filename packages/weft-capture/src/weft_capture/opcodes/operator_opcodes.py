@@ -68,9 +68,14 @@ def _match_kind(frame: Frame, instr: Instr) -> None:
     frame.stack.append(constant(bool(flags & _MATCHES[instr.opname])))
 
 
+_MISSING = object()
+
+
 @opcode("MATCH_KEYS")
 def _match_keys(frame: Frame, instr: Instr) -> None:
+    """CPython: match_keys in Python/ceval.c, which asks `get` for each key."""
     tx, keys, subject = frame.tx, frame.stack[-1], frame.stack[-2]
+    get, missing = subject.tp_getattro(tx, "get"), constant(_MISSING)
     values = []
     seen: set[object] = set()
     for key in keys.unpack(tx):
@@ -78,10 +83,10 @@ def _match_keys(frame: Frame, instr: Instr) -> None:
             text = f"mapping pattern checks duplicate key ({key.as_constant()!r})"
             tx.raise_(ValueError, text)
         seen.add(key.tp_hash())
-        if not contains(tx, subject, key).nb_bool(tx):
+        values.append(get.tp_call(tx, [key, missing], {}))
+        if values[-1] is missing:
             frame.stack.append(constant(None))
             return
-        values.append(subject.mp_subscript(tx, key))
     frame.stack.append(tx.tuple_of(values))
 
 

@@ -21,7 +21,7 @@ from weft_guards.sources import AttrSource, CallSource, Source
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.attributes import bind, lookup
-from weft_capture.model.constant import Constant, Varying, constant, fits_graph, is_stable
+from weft_capture.model.constant import Constant, Varying, constant, fits_graph, fold, is_stable
 from weft_capture.model.protocol import (
     Handler,
     InstanceValue,
@@ -120,8 +120,9 @@ class GraphValue(Value):
 
     def tp_richcompare(self, tx: Tracer, op: Operator, left: Value, right: Value) -> Value | None:
         left, right = _as_ints(left, right)
-        if not _is_node(left, right):
-            return None
+        if not _is_node(left, right):  # inf, NaN and large ints are no operands of the graph's
+            numbers = all(type(v) is SymValue or _is_real(v) for v in (left, right))
+            return fold(tx, op.function, [left, right], {}) if numbers else None
         none = any(isinstance(value, Constant) and value.value is None for value in (left, right))
         if none and op.symbol in ("==", "!="):
             return constant(op.symbol == "!=")
@@ -135,6 +136,10 @@ def _is_node(left: Value, right: Value) -> bool:
     if issubclass(left.python_type(), str | bytes):  # their `%` has precedence
         return False
     return all(value.in_graph or value.is_constant() or value.is_scalar for value in (left, right))
+
+
+def _is_real(value: Value) -> bool:
+    return isinstance(value, Constant) and type(value.value) in (int, float)
 
 
 def _is_number(value: Value) -> bool:
