@@ -262,6 +262,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def runtimes(session: nox.Session) -> None:
+    """Compare weft with ONNX Runtime and OpenVINO on this CPU: -- --threads 2 --batches 1,8."""
+    _install_all(session)
+    session.install("onnxruntime", "onnx", "onnxscript", "openvino")
+    session.run("python", "benchmarks/runtimes.py", *session.posargs)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Compare every operator of torch's database with eager; write both pages on operators."""
     _install_all(session)

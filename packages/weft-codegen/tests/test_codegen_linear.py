@@ -20,7 +20,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 EVERYWHERE = "weft_codegen.compile.linear_wins"
 # Rows: fewer than a panel, panels with a rest, two blocks. Terms: fewer than one part, several.
 # Columns: no whole strip, and a rest of one. 1024 terms: rows that share their cache lines.
-SIZES = [(2, 390, 64), (8, 400, 97), (17, 33, 200), (40, 1024, 100), (257, 130, 49), (600, 384, 96)]
+SIZES = [(5, 390, 64), (8, 400, 97), (17, 33, 200), (40, 1024, 100), (257, 130, 49), (600, 384, 96)]
 
 
 @pytest.fixture(autouse=True)

@@ -254,11 +254,29 @@ SMALL_PRODUCTS = {
 }
 
 
+@pytest.mark.parametrize("rows", [4, 1])
 @pytest.mark.parametrize("name", SMALL_PRODUCTS)
-def test_small_products_are_loops(name):
-    inputs = torch.randn(4, 32), SQUARE, torch.randn(32)
+def test_small_products_are_loops(name, rows):
+    if rows == 1 and name == "turned":
+        pytest.skip("sums of one term")
+    inputs = torch.randn(rows, 32), SQUARE, torch.randn(32)
     program = check(SMALL_PRODUCTS[name], *inputs, native=True, rtol=1e-4, atol=1e-4)
     assert not externs(program)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_few_rows_are_loops_however_large_the_weight(rows):
+    x, w, b = torch.randn(rows, 300), torch.randn(500, 300), torch.randn(500)
+
+    def layers(x, w, b):
+        return F.layer_norm(F.gelu(F.linear(x, w, b)), (500,)) @ w
+
+    program = check(layers, x, w, b, native=True, rtol=1e-4, atol=1e-4)
+    assert externs(program) == ["aten.mm.default"]  # of the weight that is not turned
+    # The norm waits for all columns, of which threads share the products.
+    first = next(iter(program.kernels.values())).body[0]
+    assert first.kind == "parallel" and launches(program) == 2
+    assert externs(check(F.linear, torch.randn(5, 300), w, b, rtol=1e-4, atol=1e-4))
 
 
 def test_small_linear_with_its_activation_is_one_kernel():

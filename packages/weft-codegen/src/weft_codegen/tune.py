@@ -43,7 +43,7 @@ def linear_wins(rows: int | None, columns: int, depth: int) -> bool:
     """Whether weft's own function computes a product with a linear layer's weight (linear.py).
 
     Measured with AVX2: from 2 to 512 rows it takes 0.5 to 0.97 of the library's time. Each thread
-    needs some strips of columns. One row is a sum a column, which the library does as well.
+    needs some strips of columns. Few rows are loops before this is asked (matmul.py).
     """
     threads, isa = torch.get_num_threads(), isa_flags()
     fast = "avx2" in isa and "fma" in isa and "avx512f" not in isa

@@ -1,10 +1,11 @@
-"""Small matrix products as loops: where calling the library costs more than the product.
+"""Matrix products as loops: small ones, where calling the library costs more than the product, and
+those of few rows, which take as long as reading the other operand.
 
     mm(a, b)            r[i, j] = sum over k of a[i, k] * b[k, j]
     addmm(c, a, b)      r[i, j] = c[i, j] + that
 
-As a loop node the product shares its kernel with bias, activation and residual. Larger ones (and
-bmm) become loops where a measurement says so: with `max_autotune`, see tune.py.
+As a loop node the product shares its kernel with bias, activation and residual. Others (and bmm)
+become loops where a measurement says so: with `max_autotune`, see tune.py.
 
 On a GPU the product of one row and a weight's transpose takes as long as reading the weight: each
 result is the sum of one row of it, and what comes after is free.
@@ -50,6 +51,8 @@ _MOST_MEASURED = 1 << 26
 # Where columns of `b` are contiguous (a weight's transpose), each result is a vector sum of its
 # own: so many of them pay, for shorter sums and for those that fill the 64 lanes.
 _SUMS = ((64, 512), (0, 128))
+# Up to so many rows the loop reads a weight as fast as memory gives it, however large it is.
+_FEW_ROWS = 4
 # Terms that one program of a GPU adds up in registers, and results that keep a GPU busy.
 _GPU_LENGTHS, _GPU_RESULTS = range(128, GPU_ROW + 1), 512
 
@@ -126,13 +129,17 @@ def _operands(item: Extern, buffers: Buffers, prefer: Prefer | None) -> list[Buf
         return used[:-1] if alone else None
     if any(buffer.dtype is not torch.float32 for buffer in used):
         return None
-    # An axis of one element is no axis; such products are rare.
-    if not all(extent.is_const and extent.value > 1 for extent in extents):
+    if not all(extent.is_const for extent in extents):
         return None
     size, beside = product(extents).value, right.strides[-1] is ONE
-    rows, length, columns = (extent.value for extent in extents[-3:])
+    *batch, rows, length, columns = (extent.value for extent in extents)
+    # An axis of one element is no axis. One row is what a single stream has; others are rare.
+    if rows < 1 or min(*batch, length, columns) < 2:
+        return None
     few = rows * columns <= next(most for least, most in _SUMS if length >= least)
-    wanted = item.op not in _PREFERRED and size <= _MOST and (beside or few)
+    wanted = size <= _MOST and (beside or few)
+    wanted |= rows <= _FEW_ROWS and right.strides[-2] is ONE and left.strides[-1] is ONE
+    wanted &= item.op not in _PREFERRED
     if not wanted and prefer is not None and size <= _MOST_MEASURED:
         wanted = prefer(item, buffers)
     return used[:-1] if wanted else None
