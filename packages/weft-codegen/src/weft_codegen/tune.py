@@ -36,13 +36,13 @@ _log = events.logger("codegen", "autotuning")
 
 
 # Rows from which the library is as fast as weft's function: packing a weight costs it little then.
-_MOST_ROWS = 512
+_MOST_ROWS = 384
 
 
 def linear_wins(rows: int | None, columns: int, depth: int) -> bool:
     """Whether weft's own function computes a product with a linear layer's weight (linear.py).
 
-    Measured with AVX2: from 2 to 512 rows it takes 0.5 to 0.97 of the library's time. Each thread
+    Measured with AVX2: from 2 to 384 rows it takes 0.5 to 0.97 of the library's time. Each thread
     needs some strips of columns. Few rows are loops before this is asked (matmul.py).
     """
     threads, isa = torch.get_num_threads(), isa_flags()
