@@ -21,7 +21,6 @@ import argparse
 import importlib
 import json
 import logging
-import resource
 import sys
 import tempfile
 import time
@@ -238,7 +237,8 @@ def work(system: str, name: str, layers: str, batch: str, threads: str, folder: 
     torch.set_num_threads(int(threads))
     model, inputs = make(name, int(layers), int(batch))
     setup = Setup(model, inputs, int(threads), Path(folder) / system)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts at what is resident now
+    before = _resident("VmRSS")
     weights = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
     start = time.perf_counter()
     step = SYSTEMS[system](setup)
@@ -246,11 +246,17 @@ def work(system: str, name: str, layers: str, batch: str, threads: str, folder: 
     first = time.perf_counter() - start
 
     def peak() -> dict[str, float]:
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+        grown = _resident("VmHWM") - before
         used = grown if system in NEEDED else grown + weights
         return {"bytes": used, "difference": difference(step, setup)}
 
     serve(step, first, peak)
+
+
+def _resident(name: str) -> int:
+    """Bytes of this process in memory, now (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 def table(rows: list[Row], systems: list[str], threads: int, how: str) -> str:
