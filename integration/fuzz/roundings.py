@@ -2,7 +2,7 @@
 
 What such runs make of a program tells how far its own roundings reach: Monte Carlo arithmetic
 (Parker, 1997). Nudged inputs alone do not, where a program computes with exact numbers. Nobody
-promises the order in which numbers are added, so sums begin somewhere else.
+promises the order in which numbers are added, so sums take another one.
 """
 
 from __future__ import annotations
@@ -40,15 +40,28 @@ def _euclidean_distance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (squares[0] + squares[1].mT - 2 * (x @ y.mT)).clamp_min(0).sqrt()
 
 
+def _variance_and_mean(
+    x: torch.Tensor, dims: Any = None, *, correction: float | None = 1, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dims = dims or [*range(x.dim())]
+    mean = x.mean(dims, keepdim=True)
+    count = x.numel() // max(mean.numel(), 1)
+    freedom = count - (1 if correction is None else correction)
+    squares = (x - mean).square().mean(dims, keepdim=keepdim)
+    scale = count / freedom if freedom > 0 else torch.inf
+    return squares * scale, mean if keepdim else mean.squeeze(dims)
+
+
 # Whose terms inside overflow or cancel.
 _TAKEN_APART = get_decompositions(
     [
         _aten.gelu, _aten.gelu_backward, _aten.linalg_cross, _aten.addcmul, _aten.logaddexp,
         _aten.logaddexp2, _aten.native_batch_norm, _aten._native_batch_norm_legit,
-        _aten.native_layer_norm, _aten.native_group_norm, _aten.var_mean, _aten.std_mean,
+        _aten.native_layer_norm, _aten.native_group_norm,
     ]
 )  # fmt: skip
 _TAKEN_APART[_aten._euclidean_dist.default] = _euclidean_distance
+_TAKEN_APART[_aten.var_mean.correction] = _variance_and_mean
 _SCALED = (_aten.add.Tensor, _aten.sub.Tensor)
 _SUMS = (_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim)
 
@@ -73,7 +86,7 @@ class Roundings(TorchDispatchMode):
             with self:
                 return func(args[0], args[1] * kwargs["alpha"])
         if func in _SUMS and args[0].is_floating_point():
-            args = self._begun_elsewhere(*args)
+            args = self._reordered(*args)
         results = func(*args, **kwargs)
         if func.overloadpacket.__name__ not in _EXACT and not func.is_view:
             for result in results if isinstance(results, tuple | list) else (results,):
@@ -81,12 +94,12 @@ class Roundings(TorchDispatchMode):
                     self._move(result)
         return results
 
-    def _begun_elsewhere(self, x: torch.Tensor, dims: Any = None, *rest: Any) -> tuple[Any, ...]:
-        """The arguments of a sum, whose operand is rolled and perhaps reversed."""
+    def _reordered(self, x: torch.Tensor, dims: Any = None, *rest: Any) -> tuple[Any, ...]:
+        """The arguments of a sum, with the terms in another order."""
         reduced = [dim % max(x.dim(), 1) for dim in dims or range(x.dim())]
         for dim in reduced if x.dim() else ():
-            shift = int(torch.randint(0, 64, (), generator=self._random, device="cpu"))
-            x = x.roll(shift // 2, dim).flip(dim) if shift % 2 else x.roll(shift // 2, dim)
+            order = torch.randperm(x.shape[dim], generator=self._random, device="cpu")
+            x = x.index_select(dim, order.to(x.device))
         return (x, *(() if dims is None else (dims,)), *rest)
 
     def _move(self, tensor: torch.Tensor) -> None:
