@@ -102,7 +102,7 @@ def _index_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     tensor, indices = args[:2]
     given = [one for one in indices if one is not None]
     sizes = [n for one in (tensor, *given) for n in (*one.shape, *one.stride())]
-    if not all(type(n) is int for n in sizes) and all(one.is_contiguous() for one in given):
+    if not all(type(n) is int for n in sizes) and not _are_not_rows([tensor, *given]):
         return None
     if any(one.dtype in (torch.bool, torch.uint8) for one in given):
         return None
