@@ -370,3 +370,30 @@ def test_classes_are_encoded_for_a_symbolic_number_of_them():
         assert torch.equal(compiled(x), F.one_hot(x % 3, size))
     with pytest.raises(RuntimeError):
         weft.compile(lambda x: F.one_hot(x, x.shape[0] - 2), dynamic=True)(torch.arange(5))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda x: F.tanhshrink(x).median(), id="median"),
+        pytest.param(lambda x: F.tanhshrink(x).max(), id="max"),
+        pytest.param(lambda x: (x.exp() * x.sin()).amax(-1).sum(), id="amax"),
+        pytest.param(lambda x: torch.maximum(x.erf(), x.erf().min()).sum(), id="maximum"),
+    ],
+)
+def test_an_extremum_is_found_again_in_the_backward(program, dynamic):
+    weft.reset()
+    compiled = weft.compile(program, dynamic=dynamic)
+    for seed in range(12):
+        x = torch.randn(17, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+        (expected,) = torch.autograd.grad(program(x), x)
+        (found,) = torch.autograd.grad(compiled(x), x)
+        torch.testing.assert_close(found, expected)
+
+
+def test_infinity_beside_complex_numbers():
+    x = torch.randn(5, dtype=torch.complex64)
+    compiled = weft.compile(lambda x: (float("inf") - x, x + float("nan"), x * 2.5, 2 - x))
+    for found, expected in zip(compiled(x), (float("inf") - x, x + float("nan"), x * 2.5, 2 - x)):
+        torch.testing.assert_close(found, expected, equal_nan=True)

@@ -22,7 +22,7 @@ from weft_core.tracing import IN_FORWARD
 
 from weft_aot.partition.classify import Classes
 from weft_aot.partition.network import choose_saved
-from weft_aot.partition.policy import SCALAR, Policy, byte_count
+from weft_aot.partition.policy import SCALAR, Policy, byte_count, is_fusible
 from weft_aot.walk import copies_input
 
 _OPERATIONS_A_BYTE = {"cpu": 10, "cuda": 200}
@@ -99,7 +99,8 @@ def saved_bytes(nodes: Collection[fx.Node], policy: Policy) -> int:
 
 def _items(classes: Classes, base: Policy) -> list[fx.Node]:
     nodes = classes.wanted & classes.forward - set(classes.inputs)
-    return [node for node in classes.order if node in nodes and not base.recomputable(node)]
+    costly = {node for node in nodes if not (base.recomputable(node) or is_fusible(node))}
+    return [node for node in classes.order if node in costly]
 
 
 def _may_run_twice(node: fx.Node) -> bool:

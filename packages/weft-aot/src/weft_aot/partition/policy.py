@@ -18,7 +18,7 @@ from weft_core.collectives import REGATHER
 from weft_core.node_effects import has_effect
 from weft_core.symnodes import SymValue, hint
 
-from weft_aot.walk import copies_input, is_view
+from weft_aot.walk import copies_input, is_view, view_chain
 
 aten = torch.ops.aten
 
@@ -71,10 +71,11 @@ class MemoryPolicy:
 
     def __init__(self, joint_inputs: set[fx.Node], values: set[fx.Node]) -> None:
         self._free = joint_inputs | values
-        self._far = _far_from_saved(next(iter(joint_inputs)).graph) if joint_inputs else set()
+        graph = next(iter(joint_inputs)).graph if joint_inputs else fx.Graph()
+        self._kept = _far_from_saved(graph) | _compared(graph)
 
     def recomputable(self, node: fx.Node) -> bool:
-        return is_fusible(node) and node not in self._far and not copies_input(node)
+        return is_fusible(node) and node not in self._kept and not copies_input(node)
 
     def cost(self, node: fx.Node) -> int | None:
         value = node.meta.get("val")
@@ -97,6 +98,23 @@ def _used_in_backward(node: fx.Node) -> bool:
         "in_backward" in user.meta or (is_view(user) and _used_in_backward(user))
         for user in node.users
     )
+
+
+def _compared(graph: fx.Graph) -> set[fx.Node]:
+    """What the backward looks for in a tensor, and the tensor: an extremum among its elements.
+
+    Computed again, in another loop, an element may be off by a rounding; then none is found.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.find_nodes(op="call_function", target=aten.eq.Tensor):
+        if "in_backward" in node.meta:
+            found.update(base for operand in node.all_input_nodes for base in view_chain(operand))
+    return {node for node in found if _is_rounded(node)}
+
+
+def _is_rounded(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point and not is_view(node)
 
 
 def _far_from_saved(graph: fx.Graph) -> set[fx.Node]:

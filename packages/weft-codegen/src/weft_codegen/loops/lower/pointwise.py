@@ -65,12 +65,13 @@ def pointwise(
         compute_dtype(dtype) if position in exact and not getattr(operand, "shape", ()) else dtype
         for position, operand in enumerate(operands)
     ]
+    for used in (dtype, call.fake.dtype):
+        require(used in SUPPORTED, f"dtype {used}")
     for operand in operands:
         if isinstance(operand, LazyTensor):
             require(operand.dtype in SUPPORTED, f"dtype {operand.dtype}")
         else:
             number(operand, compute_dtype(dtype))
-    require(call.fake.dtype in SUPPORTED, f"dtype {call.fake.dtype}")
     wide = compute_dtype(call.fake.dtype)
 
     def element(idx: Indices) -> Expr:
@@ -283,6 +284,14 @@ def _clamp(call: Call, x: LazyTensor, low: Any = None, high: Any = None) -> Lazy
 
     operands = (x, *(bound for _, bound in bounds))
     return pointwise(call, function, operands, call.fake.dtype)
+
+
+@lowers_each({"aten.clamp_max": "minimum", "aten.clamp_min": "maximum"})
+def _clamp_to(kind: str, call: Call, x: LazyTensor, bound: Any) -> LazyTensor:
+    def function(value: Expr, limit: Expr) -> Expr:
+        return apply(kind, limit, value)
+
+    return pointwise(call, function, (x, bound), call.fake.dtype)
 
 
 @lowers("aten.gelu")

@@ -19,7 +19,7 @@ _EXACT = frozenset(
     full full_like new_full fill scalar_tensor empty empty_like empty_permuted empty_strided
     new_empty new_empty_strided iota arange cat slice_scatter diagonal_scatter constant_pad_nd flip
     roll repeat amax amin any all argmax argmin index index_select gather embedding chunk
-    tensor_split sum prod cumsum pow
+    tensor_split sum prod cumsum pow clamp_max clamp_min
     """.split()  # noqa: SIM905
 )
 _OF_INTS = frozenset(("sum", "prod", "cumsum"))  # of floats the order of additions decides
