@@ -198,6 +198,7 @@ def test_operands_that_are_converted_decide_the_layout():
         lambda x, i: x[i],
         lambda x, i: x.contiguous()[:, i],
         lambda x, i: x[:1].mT[:, i.flatten()],
+        lambda x, i: torch.copysign(x.repeat(2, 1, 1, 1), x),
     ],
 )
 def test_results_of_permuted_operands_of_symbolic_sizes_have_eagers_strides(program):

@@ -22,7 +22,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     """Strides of a pointwise result, as a real kernel chooses them; None for others.
 
     torch's references widen or broadcast operands first, and what they make of these decides the
-    layout. Where sizes are symbolic only operands that are converted are looked at.
+    layout. Where sizes are symbolic only operands that are converted, or of unlike ranks, are
+    looked at.
     """
     if func not in _POINTWISE:
         schema = func._schema
@@ -46,7 +47,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     else:
         halves = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
         converted = halves or len({t.dtype for t in tensors}) > 1
-        chosen = converted and len(tensors) > 1 and _are_not_rows(tensors)
+        unlike = converted or len({t.dim() for t in tensors}) > 1
+        chosen = unlike and len(tensors) > 1 and _are_not_rows(tensors)
     if not chosen:
         return None
     whole = [_cast(t, result, func).expand(result.shape) for t in tensors]
