@@ -398,3 +398,10 @@ def test_infinity_beside_complex_numbers():
     compiled = weft.compile(lambda x: (float("inf") - x, x + float("nan"), x * 2.5, 2 - x))
     for found, expected in zip(compiled(x), (float("inf") - x, x + float("nan"), x * 2.5, 2 - x)):
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_a_selection_written_in_another_dtype_keeps_the_tensors():
+    x, source = torch.randn(4, 5), torch.randn(5, dtype=torch.float64)
+    found = weft.compile(lambda x, source: x.select_scatter(source, 0, 1))(x, source)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, x.select_scatter(source, 0, 1))

@@ -59,8 +59,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in ("mse_loss", "smooth_l1_loss", "huber_loss", "native_group_norm"):
         op = getattr(aten, f"{name}_backward").default
         table[op] = functools.partial(_of_elements, table[op])
-    huber = aten.huber_loss.default
-    table[huber] = functools.partial(_of_first_dtype, table[huber])
+    for op in (aten.huber_loss.default, aten.select_scatter.default):
+        table[op] = functools.partial(_of_first_dtype, table[op])
     for name in ("binary_cross_entropy_with_logits", "soft_margin_loss"):
         op = getattr(aten, name).default
         table[op] = functools.partial(_of_one_dtype, table[op])
