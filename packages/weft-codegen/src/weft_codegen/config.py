@@ -60,7 +60,7 @@ class Options:
     max_autotune: bool = _option(False, "matrix products as loops where that measures faster")
     fallback_random: bool = _option(True, "draw random numbers exactly as eager does")
     freezing: bool = _option(False, "fold parameters once; inference only, until one is written")
-    shape_padding: bool = _option(True, "pad matrix products to sizes that a GPU likes")
+    shape_padding: bool = _option(True, "pad matrix products on GPUs to aligned sizes")
     triton_cudagraphs: bool = _option(False, "replay CUDA graphs (GPU)", "triton.cudagraphs")
     measure: bool = _option(True, "run eager where the first calls show a graph to be slower")
     use_graph_deduplication: bool = _option(False, "compile repeated calls of modules once")

@@ -116,12 +116,12 @@ def _plan(product: fx.Node) -> _Plan | None:
     step = alignment(value)
     if step == 1 or product.kwargs or (bias and not _is_row(bias, value.shape[-1])):
         return None
-    turned = _is_turned(left)
+    left_t, right_t = _is_transposed(left), _is_transposed(right)
     rows, columns = (_missing(size, step) for size in value.shape[-2:])
     inner = _missing(left.meta["val"].shape[-1], step)
     plan = _Plan(
         left, right, bias,
-        rows if turned else 0, 0 if turned and not _is_turned(right) else inner, columns,
+        rows if left_t else 0, inner if right_t or not left_t else 0, columns,
     )  # fmt: skip
     return plan if plan.rows or plan.inner or plan.columns else None
 
@@ -135,7 +135,7 @@ def _is_row(bias: Any, columns: Any) -> bool:
     return isinstance(columns, int) and tuple(shape) == (columns,)
 
 
-def _is_turned(node: fx.Node) -> bool:
+def _is_transposed(node: fx.Node) -> bool:
     """Whether the last dimension but one is the one along the rows in memory."""
     before, last = node.meta["val"].stride()[-2:]
     return isinstance(before, int) and before == 1 and not (isinstance(last, int) and last == 1)
@@ -198,7 +198,7 @@ class _Rewrite:
         return self._padded[node, more]
 
     def _pad(self, node: fx.Node, more: Sequence[int]) -> fx.Node:
-        if _swaps(node):  # the other way round it may be padded already
+        if _transposes_last(node):  # what it transposes may be padded already
             base = self._with_zeros(node.args[0], more[::-1])  # type: ignore[arg-type]
             return self._call(node, node.target, base, *node.args[1:])
         widths = [number for end in reversed(more) for number in (0, end)]
@@ -213,8 +213,8 @@ class _Rewrite:
         return node
 
 
-def _swaps(node: fx.Node) -> bool:
-    """Whether a node is a view of another with the last two dimensions swapped."""
+def _transposes_last(node: fx.Node) -> bool:
+    """Whether a node transposes the last two dimensions of another."""
     rank: int = node.meta["val"].dim()
     last = {rank - 1, rank - 2}
     if node.target is _aten.t.default:

@@ -255,24 +255,27 @@ def _expand(x: Any, *sizes: Any, implicit: bool = False, size: Any = None) -> An
     return view
 
 
+def _expanded(x: Any, shape: Any) -> Any:
+    """What `expand` gives in a graph, adapted or not."""
+    adapted = _expand(x, shape)
+    return x.expand(shape) if adapted is None else adapted
+
+
 def _broadcast_tensors(*tensors: Any) -> Any:
     shape = torch.broadcast_shapes(*(x.shape for x in tensors))
-    return tuple(x.expand(shape) if (v := _expand(x, shape)) is None else v for x in tensors)
+    return tuple(_expanded(x, shape) for x in tensors)
 
 
 def _meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
     """Grids whose `expand`s are adapted, too, where one of them may repeat nothing."""
-    given = tensors[0] if len(tensors) == 1 and not _is_tensor(tensors[0]) else tensors
-    if indexing != "ij" or not all(map(_is_tensor, given)) or max(x.dim() for x in given) > 1:
+    given = tensors[0] if tensors and isinstance(tensors[0], list | tuple) else tensors
+    plain = all(isinstance(x, torch.Tensor) and x.dim() <= 1 for x in given)
+    if indexing != "ij" or not given or not plain:
         return None
     shape = [x.numel() for x in given]
     ranks = range(len(shape))
     rows = [x.reshape([-1 if k == d else 1 for k in ranks]) for d, x in enumerate(given)]
-    return tuple(x.expand(shape) if (v := _expand(x, shape)) is None else v for x in rows)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+    return tuple(_expanded(x, shape) for x in rows)
 
 
 def _one_hot(x: Any, num_classes: Any = -1) -> Any:

@@ -39,7 +39,7 @@ typedef struct {
 #endif
 
 /* to[c * to_stride + r] = from[r * from_stride + c] for four rows and columns. */
-static inline void weft_turn_four(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+static inline void weft_transpose_four(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
     weft_four row[4];
     for (int r = 0; r < 4; r++)
@@ -53,13 +53,13 @@ static inline void weft_turn_four(const float *from, int64_t from_stride, float 
 }
 
 /* The same for any number of them. */
-static void weft_turn(const float *from, int64_t from_stride, float *to, int64_t to_stride, int64_t rows,
+static void weft_transpose(const float *from, int64_t from_stride, float *to, int64_t to_stride, int64_t rows,
                       int64_t columns)
 {
     for (int64_t r = 0; r < rows; r += 4) {
         int64_t c = 0;
         for (; r + 4 <= rows && c + 4 <= columns; c += 4)
-            weft_turn_four(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
+            weft_transpose_four(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
         for (; c < columns; c++)
             for (int64_t i = r; i < weft_min(r + 4, rows); i++)
                 to[c * to_stride + i] = from[i * from_stride + c];
@@ -76,7 +76,7 @@ static void weft_linear_pack(const void *args, int64_t lo, int64_t hi)
         for (int64_t k = 0; k < (rows < WEFT_WIDE ? job->depth : 0); k++)
             for (int64_t row = rows; row < WEFT_WIDE; row++)
                 to[k * WEFT_WIDE + row] = 0;
-        weft_turn(job->x + first * job->x_stride, job->x_stride, to, WEFT_WIDE, rows, job->depth);
+        weft_transpose(job->x + first * job->x_stride, job->x_stride, to, WEFT_WIDE, rows, job->depth);
     }
 }
 
@@ -143,7 +143,7 @@ static void weft_linear_start(const weft_linear_job *job, int64_t first, int64_t
             tile[n * across + m] = value;
     }
     if (job->added && job->added_stride)
-        weft_turn(job->added + first, job->added_stride, tile, across, job->rows, columns);
+        weft_transpose(job->added + first, job->added_stride, tile, across, job->rows, columns);
 }
 
 /* Strips [lo, hi) of columns of the result. */
@@ -178,7 +178,7 @@ static void weft_linear_strips(const void *args, int64_t lo, int64_t hi)
                 }
             }
         }
-        weft_turn(tile, across, job->out + first, job->columns, columns, job->rows);
+        weft_transpose(tile, across, job->out + first, job->columns, columns, job->rows);
     }
 }
 
