@@ -141,7 +141,8 @@ class _Log(logging.Handler):
     """What weft does outside of graphs although eager's call raises nothing.
 
     `reruns` are graphs that raised: their frame then runs in eager, which makes a wrong graph look
-    right and slow. `refused` are operators that capture leaves to eager.
+    right and slow. (Not checks: there the program raises, and may catch that.) `refused` are
+    operators that capture leaves to eager.
     """
 
     def __init__(self, eager: list[dict[str, Any]]) -> None:
@@ -157,7 +158,8 @@ class _Log(logging.Handler):
     def after_call(self, seen: dict[str, Any]) -> None:
         """Sort the lines of a call, unless eager raises in it, too."""
         if "error" not in next(self.eager):
-            self.reruns += [line for line in self.lines if line.startswith("a graph raised")]
+            raised = (line for line in self.lines if line.startswith("a graph raised"))
+            self.reruns += [line for line in raised if "CheckFailed" not in line]
             self.refused += [line for line in self.lines if line.startswith(_REFUSED)]
         self.lines.clear()
 

@@ -398,3 +398,82 @@ def test_with_asks_the_class():
             raise KeyError(3)
 
     check(program)
+
+
+class Odd:
+    """Subclassed with a builtin type: what has a truth, a text or a dict of its own already."""
+
+    def __len__(self):
+        LOG.append("len")
+        return 0
+
+    def __str__(self):
+        LOG.append("str")
+        return "own"
+
+    def __setattr__(self, name, value):
+        LOG.append(("setattr", name))
+        object.__setattr__(self, name, value)
+
+    @functools.cached_property
+    def once(self):
+        LOG.append("once")
+        return 3
+
+
+class Items:
+    def __len__(self):
+        LOG.append("len")
+        return 2
+
+    def __getitem__(self, key):
+        LOG.append(key)
+        return "abc"[key]
+
+
+class Failing(Exception):
+    """An error that is an iterator, and whose `__iter__` is another one."""
+
+    def __iter__(self):
+        LOG.append("iter")
+        yield 1
+
+    def __next__(self):
+        LOG.append("next")
+        self.at = getattr(self, "at", 0) + 1
+        return self.at
+
+
+class OddInt(Odd, int):
+    pass
+
+
+class OddText(Odd, bytes):
+    pass
+
+
+def _with_slice():
+    items = [1, 2, 3]
+    items[1:2] = Items()
+    return items
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: "full" if OddInt(1) else "empty",
+        lambda: "full" if Odd() else "empty",
+        lambda: (OddInt() or 2, not OddInt(3)),
+        lambda: str(AssertionError(OddText(b"a"))),
+        lambda: str(KeyError(OddText(b"a"))),
+        lambda: repr(ValueError(OddText(b"a"), 2)),
+        lambda: (str(ValueError("a", 2)), str(KeyError("a")), str(KeyError()), repr(KeyError([1]))),
+        lambda: [item := Odd(), item.once, item.once, vars(item)][1:],
+        lambda: ",".join(Items()),
+        lambda: list(iter(Items())),
+        _with_slice,
+        lambda: (list(Failing()), next(iter(Failing()))),
+    ],
+)
+def test_builtin_bases_go_first(program):
+    check(program)

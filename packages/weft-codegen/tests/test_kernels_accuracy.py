@@ -11,8 +11,10 @@ import math
 import mpmath
 import pytest
 import torch
+from codegen_check import trace
 from kernel_programs import buffer, pointwise, program, unary
 from scalar_operands import ROUNDED
+from weft_codegen import compile_graph
 from weft_codegen.kernels import compile_program
 from weft_codegen.loops.expr import cast, load
 from weft_codegen.loops.index import axis
@@ -128,3 +130,20 @@ def test_conversions_of_halves_are_exact(half: torch.dtype) -> None:
     assert torch.equal(actual.isnan(), expected.isnan())
     number = ~expected.isnan()
     assert torch.equal(actual[number].view(torch.int16), expected[number].view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "allowed"),
+    [
+        (lambda x: (x * 1.7).sum(0), (3000, 8), 8e-7),  # rows of accumulators; before: 3e-5
+        (lambda x: x.exp().sum((0, 2)), (700, 5, 30), 8e-7),
+        (lambda x: (x * 1.7).sum((0, 2)), (900, 5, 3), 1e-7),  # a total a row; before: 7e-6
+        (lambda x: (x * 1.7).sum(), (40000,), 5e-7),  # lanes
+        (lambda x: x[:, ::3].reshape(-1).sum(), (3000, 5), 8e-7),
+    ],
+)
+def test_sums_of_equal_numbers_do_not_drift(function, shape, allowed) -> None:  # type: ignore[no-untyped-def]
+    x = torch.full(shape, 0.1)
+    (total,) = compile_graph(trace(lambda x: (function(x),), [x]), [x])(x)
+    exact = function(x.double())
+    assert ((total.double() - exact) / exact).abs().max() < allowed

@@ -8,7 +8,7 @@
     for i0 in 0..64:
         a1[i0] = t0[i0]
  */
-WEFT_PART void weft_k8d18f2a4874e0e49_part(const float *restrict a0, float *restrict a1)
+WEFT_PART void weft_k33b091ce151f2c4c_part(const float *restrict a0, float *restrict a1)
 {
     float t0[64] WEFT_ALIGNED;
     #pragma omp simd
@@ -20,11 +20,13 @@ WEFT_PART void weft_k8d18f2a4874e0e49_part(const float *restrict a0, float *rest
     for (; row0 + 8 <= 32; row0 += 8) {
         #pragma omp simd
         for (int64_t i0 = 0; i0 < 64; i0++) {
+            float s1 = 0;
             for (int64_t next = 0; next < 8; next++) {
                 const int64_t i1 = row0 + next;
                 const float v0 = a0[i0 + i1*64];
-                t0[i0] = ((v0 * v0) + t0[i0]);
+                s1 = ((v0 * v0) + s1);
             }
+            t0[i0] += s1;
         }
     }
     for (int64_t i1 = row0; i1 < 32; i1++) {
@@ -41,8 +43,8 @@ WEFT_PART void weft_k8d18f2a4874e0e49_part(const float *restrict a0, float *rest
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k8d18f2a4874e0e49(const float *a0, float *a1)
+void weft_k33b091ce151f2c4c(const float *a0, float *a1)
 {
-    weft_k8d18f2a4874e0e49_part(a0, a1);
+    weft_k33b091ce151f2c4c_part(a0, a1);
 }
 

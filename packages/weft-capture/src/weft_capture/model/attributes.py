@@ -193,7 +193,10 @@ def _bind_cached_property(
     tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type
 ) -> Value:
     value = tx.const_object(mro_entry[1].func).tp_call(tx, [owner], {})
-    owner.tp_setattro(tx, name, value)
+    cached: Any = owner
+    if not hasattr(owner, "store"):
+        raise Break("c-attribute", f"the cached property {name} of {owner.describe()}")
+    cached.store(tx, mro_entry[1].attrname, value)  # `__setattr__` is not called
     return value
 
 

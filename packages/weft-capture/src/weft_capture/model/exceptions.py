@@ -30,7 +30,7 @@ from weft_capture.model.protocol import (
     Value,
     method,
 )
-from weft_capture.python_compat import THROW_WARNS_OF_CLASSES, add_note, error_text
+from weft_capture.python_compat import add_note, error_text
 
 
 class TracebackValue(Value):
@@ -162,13 +162,17 @@ class ExceptionValue(InstanceValue):
             raise Break("exception-state", f"setting {name} of {self.describe()}")
         if name == "args":
             self._check_is_ours()
-        tx.mutate(self)
         if name == "args":
+            tx.mutate(self)
             self.args = value.unpack(tx)
             return
-        self.attributes[name] = value
+        self.store(tx, name, value)
         if name == "__cause__":
             self.attributes["__suppress_context__"] = TRUE
+
+    def store(self, tx: Tracer, name: str, value: Value) -> None:
+        tx.mutate(self)
+        self.attributes[name] = value
 
     def tp_delattro(self, tx: Tracer, name: str) -> None:
         self.refuse("__delattr__")
@@ -273,14 +277,6 @@ def generator_type_name(flags: int) -> str:
     return "coroutine" if flags & inspect.CO_COROUTINE else asynchronous
 
 
-def exception_to_throw(tx: Tracer, error: Value, *rest: Value) -> Value:
-    """Return the exception for `throw`, whose old form is class, value, traceback."""
-    value = rest[0] if rest and rest[0] is not NONE else error
-    if rest and (THROW_WARNS_OF_CLASSES or value.is_constant()):
-        raise Break("warns", "throw or athrow with several arguments")
-    return value.tp_call(tx, [], {}) if issubclass(value.python_type(), type) else value
-
-
 def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
     """Convert an exception that leaves the body of a generator (PEP 479)."""
     stops = (StopIteration, StopAsyncIteration)[: 1 + bool(flags & inspect.CO_ASYNC_GENERATOR)]
@@ -340,7 +336,16 @@ def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> V
         raise Break("string-conversion", "str of an exception with tensors as args") from None
 
 
-method(ExceptionValue, "__str__")(lambda tx, self: _text(tx, self, str))
+_TEXTS_OF_ARGS: Any = {BaseException.__str__: str, KeyError.__str__: repr}  # of one argument
+
+
+@method(ExceptionValue, "__str__")
+def _str(tx: Tracer, self: ExceptionValue) -> Value:
+    shown = _TEXTS_OF_ARGS.get(self.cls.__str__)
+    if shown is None or not self.args:
+        return _text(tx, self, str)
+    one = len(self.args) == 1
+    return tx.builtin(shown if one else str, self.args[0] if one else tx.tuple_of(self.args))
 
 
 def class_by_number(cls: type[OSError], args: list[Value]) -> type[OSError]:
@@ -357,8 +362,12 @@ def class_by_number(cls: type[OSError], args: list[Value]) -> type[OSError]:
 
 @method(ExceptionValue, "__repr__")
 def _repr(tx: Tracer, self: ExceptionValue) -> Value:
-    real = _text(tx, self, repr).as_constant()
-    return constant(self.cls.__name__ + real[real.index("(") :])
+    if issubclass(self.cls, _WITH_OTHER_TEXTS):
+        real = _text(tx, self, repr).as_constant()
+        return constant(self.cls.__name__ + real[real.index("(") :])
+    one = len(self.args) == 1
+    text = tx.builtin(repr, self.args[0] if one else tx.tuple_of(self.args)).as_constant()
+    return constant(self.cls.__name__ + (f"({text})" if one else text))
 
 
 # ---- except*: splitting exception groups, and joining the parts to raise

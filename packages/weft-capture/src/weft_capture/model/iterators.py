@@ -298,6 +298,8 @@ class _Sequence:
 
 
 _ITEMS: type = type(iter(_Sequence()))
+OVER_ITEMS = (reversed, _ITEMS)
+"""Iterators that ask the object below for its length when they are asked for a hint."""
 
 
 @dataclass(eq=False)

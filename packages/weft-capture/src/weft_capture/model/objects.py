@@ -345,7 +345,7 @@ class UserObject(InstanceValue):
             if result.python_type() is not bool:
                 raise Break("builtin-error", f"__bool__ that returns {result.describe()}")
             return result.nb_bool(tx)
-        if self.has_special("__len__"):
+        if not hasattr(self.cls, "__bool__") and self.has_special("__len__"):
             return tx.builtin(len, self).nb_bool(tx)
         return self.base.nb_bool(tx) if self.base is not None else super().nb_bool(tx)
 

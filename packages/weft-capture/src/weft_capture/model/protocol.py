@@ -1,9 +1,8 @@
 """`Value`: the symbolic executor's representation of Python objects.
 
-Every value on the executor's stack is a `Value`. Operations take the tracer `tx` first and either
-return a value, raise `Break` (cannot be captured) or raise `Raised` (the program raises here).
-A value of an object that existed before the frame has a `source`, from which generated code loads
-the object; a value created during capture has none and is rebuilt by `reconstruct`.
+Every value on the executor's stack is a `Value`. Operations take the tracer `tx` first and return a
+value, raise `Break` (cannot be captured) or `Raised` (the program raises). A value from before the
+frame has a `source`, from which generated code loads it; `reconstruct` rebuilds others.
 
 Classes extend the defaults by overriding, and by rows of their method table:
 
@@ -290,9 +289,10 @@ class Value:
     def tp_iter(self, tx: Tracer) -> Value:
         """Evaluate `iter(self)`: a value with `next`."""
         cls = self.python_type()
-        if hasattr(cls, "__next__") and find_in_class(cls, "__iter__"):
+        own = find_in_class(cls, "__iter__")
+        if own and hasattr(cls, "__next__") and not isinstance(own[1], types.FunctionType):
             return self
-        if not any(find_in_class(cls, name) for name in ("__iter__", "__getitem__")):
+        if not own and not find_in_class(cls, "__getitem__"):
             tx.raise_(TypeError, f"'{type_name(cls)}' object is not iterable")
         return self.checked_iterator(tx, self.call_method(tx, "__iter__", [], {}))
 

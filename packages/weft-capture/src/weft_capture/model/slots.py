@@ -18,6 +18,7 @@ from weft_capture.breaks import Break
 from weft_capture.model.attributes import is_python_code, lookup
 from weft_capture.model.constant import Constant, Varying, constant, fold
 from weft_capture.model.containers import Container, SequenceValue
+from weft_capture.model.iterators import OVER_ITEMS
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import InstanceValue, Raised, Tracer, Value
 from weft_capture.python_compat import type_name
@@ -360,8 +361,10 @@ def steps(tx: Tracer, items: Value, hinted: bool = True) -> Iterator[Value]:
     iterator = items.tp_iter(tx)
     if hinted and isinstance(items, UserObject) and any(map(items.has_special, ("__len__", _HINT))):
         tx.builtin(operator.length_hint, items)
-    elif hinted and items.python_type() is reversed and getattr(items, "frame", None) is not None:
-        tx.builtin(len, items.args[0])  # type: ignore[attr-defined]
+    elif hinted and items.python_type() in OVER_ITEMS and getattr(items, "frame", None) is not None:
+        sequence = items.args[0]  # type: ignore[attr-defined]
+        if lookup(sequence.python_type(), "__len__") is not None:
+            tx.builtin(len, sequence)
     while (item := iterator.tp_iternext(tx)) is not None:
         yield item
 

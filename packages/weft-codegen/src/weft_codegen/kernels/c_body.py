@@ -11,7 +11,7 @@ An innermost loop becomes one of
                                                         lanes of a simd reduction one by one.
                                                         Loops over 16-bit floats too
                                                         (half_conversion.py)
-A long sum of floats is also cut into chunks, so that its rounding error does not grow with it.
+A long sum of floats is also added up in parts (partial_sums.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ from weft_codegen.kernels.c_expr import CExprWriter
 from weft_codegen.kernels.c_text import CText, for_head
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
 from weft_codegen.kernels.half_conversion import HalfConversions, find_half_conversions
+from weft_codegen.kernels.partial_sums import (
+    LANES_CHUNK,
+    ROW_CHUNK,
+    SUM_CHUNK,
+    added_to_often,
+    adds_floats,
+    adds_long,
+    long_chains,
+    rows_to_part,
+)
 from weft_codegen.kernels.prefetch import Prefetches, find_prefetches
 from weft_codegen.kernels.simd import (
     SimdLoop,
@@ -57,7 +67,6 @@ from weft_codegen.loops.program import (
 Registers = dict[Reduce, str]  # the C variable of each reduction's result so far
 Range = tuple[str, str]  # the first iteration of a loop, and past the last one
 LANES = 64
-SUM_CHUNK = 16384
 STREAM_CHUNK = 256
 # Rows that a column reduction takes at once.
 ROWS = 8
@@ -69,7 +78,7 @@ class BodyWriter:
     """Writes bodies into `text`; `dtypes` are those of the kernel's parameters.
 
     `streamed` names those that stores reach past the caches, where the loops allow it. Locals
-    `in_order` are added to by several statements, one after the other.
+    `in_order` are added to by several statements, one after the other; those `wide` are doubles.
     """
 
     def __init__(self, text: CText, dtypes: dict[str, torch.dtype], streamed: set[str]) -> None:
@@ -80,14 +89,17 @@ class BodyWriter:
         self._narrowed: dict[Store, str] = {}
         self._nest: Counter[Local] = Counter()
         self.in_order: frozenset[Local] = frozenset()
+        self.wide: frozenset[Local] = frozenset()
         self._prefetches: Prefetches = {}
 
     def begin(self, body: Body, row: Axis | None) -> frozenset[Local]:
         """Start a nest whose iterations along `row` follow one another; gives the locals that its
         simd loops declare themselves."""
         self._nest = _uses(body)
-        self.in_order = _added_to_often(body)
+        self.in_order = added_to_often(body)
         self._prefetches = find_prefetches(body, row)
+        ordered = (local for local in self.in_order if local.dtype is torch.float32)
+        self.wide = self._exprs.wide = long_chains(body, self.simd).union(ordered)
         simds = [self.simd(stmt) for stmt in statements(body) if isinstance(stmt, Loop)]
         return frozenset(local for simd in simds if simd for local in simd.private)
 
@@ -119,13 +131,13 @@ class BodyWriter:
             return
         if not loop.is_innermost:
             self._text.notes(loop.notes)
-            start = "0"
-            if in_registers(loop):
-                self._text.line(f"#pragma GCC unroll {loop.axis.extent.value}")
-            elif adds_rows(loop):
-                start = self._rows_together(loop, end)
-            with self._text.block(for_head(loop.axis, start, end)):
-                self.body(loop.body)
+            with self._row_chunks(loop, end) as (start, end):
+                if in_registers(loop):
+                    self._text.line(f"#pragma GCC unroll {loop.axis.extent.value}")
+                elif adds_rows(loop):
+                    start = self._rows_together(loop, start, end)
+                with self._text.block(for_head(loop.axis, start, end)):
+                    self.body(loop.body)
         else:
             self.innermost(loop, "0", end)
 
@@ -178,7 +190,7 @@ class BodyWriter:
             return
         dtype, value = stmt.targets[0].dtype, stmt.values[0]
         fused = is_product(value) and stmt.op == "sum"
-        if fused and dtype is torch.float32 and stmt.targets[0] not in self.in_order:
+        if fused and dtype is torch.float32 and stmt.targets[0] not in self.wide:
             factors = ", ".join(map(self._exprs.text, value.children))
             self._text.line(f"{targets[0]} = WEFT_FMA({factors}, {targets[0]});")
         else:
@@ -213,21 +225,53 @@ class BodyWriter:
 
     # ---- innermost loops ----
 
-    def _rows_together(self, loop: Loop, end: str) -> str:
+    @contextmanager
+    def _row_chunks(self, loop: Loop, end: str) -> Iterator[Range]:
+        """A loop that adds to rows of accumulators: in chunks, each with sums of its own."""
+        rows = rows_to_part(loop)
+        if not rows:
+            yield "0", end
+            return
+        first, last, before = self._name("first"), self._name("last"), dict(self._exprs.renamed)
+        head = f"for (int64_t {first} = 0; {first} < {end}; {first} += {ROW_CHUNK})"
+        with self._text.block(head):
+            self._text.line(f"const int64_t {last} = weft_min({first} + {ROW_CHUNK}, {end});")
+            for local in rows:
+                part = self._exprs.renamed[local] = self._name("part")
+                self._text.line(f"float {part}[{local.extent}] WEFT_ALIGNED = {{0}};")
+            yield first, last
+            parts, self._exprs.renamed = self._exprs.renamed, before
+            for local in rows:
+                self._text.line("#pragma omp simd")
+                self._text.line(f"for (int64_t each = 0; each < {local.extent}; each++)")
+                total = before.get(local, local.name)
+                self._text.line(f"    {total}[each] += {parts[local]}[each];")
+
+    def _rows_together(self, loop: Loop, start: str, end: str) -> str:
         """Column reductions: ROWS rows a pass over their accumulators; where the rest begins."""
         inner = loop.body[0]
         simd = self.simd(inner) if isinstance(inner, Loop) else None
         if not isinstance(inner, Loop) or simd is None:
-            return "0"
+            return start
         row = self._name("row")
-        self._text.line(f"int64_t {row} = 0;")
+        self._text.line(f"int64_t {row} = {start};")
         columns = for_head(inner.axis, "0", self._end(inner))
         rows = f"for (int64_t next = 0; next < {ROWS}; next++)"  # compilers unroll it
         with self._text.block(f"for (; {row} + {ROWS} <= {end}; {row} += {ROWS})"):
             self._text.line("#pragma omp simd")
-            with self._text.block(columns), self._text.block(rows):
-                self._text.line(f"const int64_t {loop.axis.key} = {row} + next;")
-                self._simd_body(simd, {}, None)
+            with self._text.block(columns):
+                sums = [x for x in inner.body if isinstance(x, Reduce) and adds_floats(x)]
+                totals = [self._exprs.local(stmt.targets[0], stmt.index) for stmt in sums]
+                names = {stmt.targets[0]: self._name("s") for stmt in sums}
+                for name in names.values():
+                    self._text.line(f"float {name} = 0;")
+                self._exprs.registers = names
+                with self._text.block(rows):
+                    self._text.line(f"const int64_t {loop.axis.key} = {row} + next;")
+                    self._simd_body(simd, {}, None)
+                self._exprs.registers = {}
+                for total, name in zip(totals, names.values(), strict=True):
+                    self._text.line(f"{total} += {name};")
         return row
 
     def innermost(self, loop: Loop, start: str, end: str) -> None:
@@ -244,10 +288,11 @@ class BodyWriter:
         if not conversions.reads and self._stream(simd, start, end):
             return
         registers = {stmt: self._name("r") for stmt in simd.carried}
-        if any(_long_float_sum(stmt, loop) for stmt in simd.carried):
-            chunks = f"for (int64_t first = {start}; first < {end}; first += {SUM_CHUNK})"
+        size = LANES_CHUNK if _wants_lanes(simd, conversions) else SUM_CHUNK
+        if any(adds_long(stmt, loop, size) for stmt in simd.carried):
+            chunks = f"for (int64_t first = {start}; first < {end}; first += {size})"
             with self._text.block(chunks):
-                end = f"weft_min(first + {SUM_CHUNK}, {end})"
+                end = f"weft_min(first + {size}, {end})"
                 self._reduction(simd, registers, conversions, ("first", end))
         else:
             self._reduction(simd, registers, conversions, (start, end))
@@ -439,23 +484,8 @@ def _uses(body: Body) -> Counter[Local]:
     )
 
 
-def _added_to_often(body: Body) -> frozenset[Local]:
-    """The floats that several statements add to."""
-    adding = [stmt for stmt in statements(body) if isinstance(stmt, Reduce)]
-    count = Counter(stmt.targets[0] for stmt in adding if stmt.op in ("sum", "prod"))
-    often = (local for local, times in count.items() if times > 1 and local.is_scalar)
-    return frozenset(local for local in often if local.dtype.is_floating_point)
-
-
 def _may_be_nan(stmt: Reduce) -> bool:
     return stmt.op in ("max", "min") and stmt.targets[0].dtype.is_floating_point
-
-
-def _long_float_sum(stmt: Reduce, loop: Loop) -> bool:
-    """Whether to add up in chunks: the rounding error of one long chain would show."""
-    extent = loop.axis.extent
-    long = not extent.is_const or extent.value > SUM_CHUNK
-    return stmt.op == "sum" and stmt.targets[0].dtype.is_floating_point and long
 
 
 def _wants_lanes(simd: SimdLoop, conversions: HalfConversions) -> bool:

@@ -33,7 +33,17 @@ def index_c(where: ix.IndexExpr, leaf: Callable[[ix.Atom], str] = lambda atom: a
 
 
 class CExprWriter(ExprWriter):
-    """C text of the expressions in nested bodies."""
+    """C text of the expressions in nested bodies.
+
+    Locals that are `wide` hold doubles; those that are `renamed` have other names for a while, and
+    an element of those in `registers` is a variable.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide: frozenset[Local] = frozenset()
+        self.renamed: dict[Local, str] = {}
+        self.registers: dict[Local, str] = {}
 
     def _always_named(self, node: Expr, chosen: bool) -> bool:
         if isinstance(node, Load):
@@ -68,7 +78,9 @@ class CExprWriter(ExprWriter):
 
     def local(self, local: Local, where: ix.IndexExpr) -> str:
         """An element of a local."""
-        return local.name if local.is_scalar else f"{local.name}[{self.at(where)}]"
+        if local.is_scalar or local in self.registers:
+            return self.registers.get(local, local.name)
+        return f"{self.renamed.get(local, local.name)}[{self.at(where)}]"
 
     def _const(self, node: Const) -> str:
         return literal(node.value, node.dtype)
@@ -84,7 +96,8 @@ class CExprWriter(ExprWriter):
         return text if kind.value == kind.memory else f"({kind.value}){text}"
 
     def _read(self, node: Read) -> str:
-        return self.local(node.local, node.index)
+        text = self.local(node.local, node.index)
+        return f"(float){text}" if node.local in self.wide else text
 
     def _apply(self, node: Apply) -> str:
         args = [self.text(arg) for arg in node.args]

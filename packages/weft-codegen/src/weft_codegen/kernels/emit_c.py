@@ -247,9 +247,7 @@ class _KernelWriter:
         for local in locals_here:
             row = "" if local.is_scalar else f"[{index_c(local.extent)}] WEFT_ALIGNED"
             if local not in self._private if local.is_scalar else _on_stack(local):
-                # One chain of sums, without lanes: in float32 its roundings would show.
-                wide = local in self._body.in_order and local.dtype is torch.float32
-                kind = "double" if wide else C_TYPES[local.dtype].value
+                kind = "double" if local in self._body.wide else C_TYPES[local.dtype].value
                 self._text.line(f"{kind} {local.name}{row};")
 
 

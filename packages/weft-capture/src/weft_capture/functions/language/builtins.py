@@ -36,7 +36,7 @@ from weft_capture.model.containers import (
     TupleValue,
 )
 from weft_capture.model.dicts import DictValue, DictView
-from weft_capture.model.exceptions import ExceptionValue, chain, exception_to_throw
+from weft_capture.model.exceptions import ExceptionValue, chain
 from weft_capture.model.iterators import (
     CombinedIterator,
     IteratorValue,
@@ -60,7 +60,7 @@ from weft_capture.model.slots import (
     steps,
     unary,
 )
-from weft_capture.python_compat import TUPLE_ASKS_LENGTH, type_name
+from weft_capture.python_compat import THROW_WARNS_OF_CLASSES, TUPLE_ASKS_LENGTH, type_name
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import TextValue
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
@@ -414,11 +414,19 @@ def _next_item(tx: Tracer, self: IteratorValue) -> Value:
     return item_or_stop(tx, self, self.tp_iternext(tx))
 
 
+def _exception_to_throw(tx: Tracer, error: Value, *rest: Value) -> Value:
+    """Return the exception for `throw`, whose old form is class, value, traceback."""
+    value = rest[0] if rest and rest[0] is not NONE else error
+    if rest and (THROW_WARNS_OF_CLASSES or value.is_constant()):
+        raise Break("warns", "throw or athrow with several arguments")
+    return value.tp_call(tx, [], {}) if issubclass(value.python_type(), type) else value
+
+
 for _kind in (GeneratorValue, AsyncStep):
     method(_kind, "send")(lambda tx, self, value: item_or_stop(tx, self, self.send(tx, value)))
     method(_kind, "throw")(
         lambda tx, self, error, *rest: item_or_stop(
-            tx, self, self.throw(tx, exception_to_throw(tx, error, *rest))
+            tx, self, self.throw(tx, _exception_to_throw(tx, error, *rest))
         )
     )
 method(GeneratorValue, "close")(lambda tx, self: self.close(tx))
@@ -437,7 +445,7 @@ def _step(name: str, tx: Tracer, self: GeneratorValue, *args: Value) -> Value:
 _GIVEN: dict[str, Callable[..., Value]] = {
     "__anext__": lambda tx: NONE,
     "asend": lambda tx, value: value,
-    "athrow": exception_to_throw,
+    "athrow": _exception_to_throw,
     "aclose": lambda tx: ExceptionValue(GeneratorExit, []),
 }
 method(GeneratorValue, "__aiter__")(lambda tx, self: self)
