@@ -119,7 +119,7 @@ def test_weights_of_large_products_are_packed(least, packed, monkeypatch):
 
 def test_what_wefts_own_product_takes_is_not_packed(monkeypatch):
     for module in ("folding", "compile"):
-        monkeypatch.setattr(f"weft_codegen.{module}.linear_wins", lambda *_: True)
+        monkeypatch.setattr(f"weft_codegen.{module}.linear_wins", lambda *_, **__: True)
     monkeypatch.setattr("weft_codegen.folding._LEAST", 0)
     model, x = Linears(), torch.randn(20, 9, 48)
     events.counters.clear()

@@ -20,7 +20,9 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 EVERYWHERE = "weft_codegen.compile.linear_wins"
 # Rows: fewer than a panel, panels with a rest, two blocks. Terms: fewer than one part, several.
 # Columns: no whole strip, and a rest of one. 1024 terms: rows that share their cache lines.
+# The last panel is filled to a quarter, a half, three quarters, wholly.
 SIZES = [(5, 390, 64), (8, 400, 97), (17, 33, 200), (40, 1024, 100), (257, 130, 49), (600, 384, 96)]
+SIZES += [(14, 70, 48), (55, 33, 50), (64, 100, 60)]
 
 
 @pytest.fixture(autouse=True)
@@ -126,24 +128,33 @@ def test_rows_that_are_only_known_while_running(interpret):
         torch.testing.assert_close(run(*args)[0], F.linear(x, w, b), **CLOSE)
 
 
-def test_where_it_wins(monkeypatch):
-    before = torch.get_num_threads()
-    isa = frozenset(["avx2", "fma"])
-    monkeypatch.setattr(tune, "isa_flags", lambda: isa)
-    try:
-        torch.set_num_threads(1)
-        assert tune.linear_wins(128, 768, 768) and tune.linear_wins(None, 768, 768)
-        assert not tune.linear_wins(1, 768, 768) and not tune.linear_wins(4096, 768, 768)
-        torch.set_num_threads(16)
-        assert not tune.linear_wins(128, 768, 768)
-        torch.set_num_threads(1)
-        torch.set_float32_matmul_precision("medium")
-        assert not tune.linear_wins(128, 768, 768)
-    finally:
-        torch.set_num_threads(before)
-        torch.set_float32_matmul_precision("highest")
-    monkeypatch.setattr(tune, "isa_flags", frozenset)
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("isa", [["avx2"], ["avx2", "avx512f"]])
+def test_where_it_wins(isa, monkeypatch, one_thread):
+    monkeypatch.setattr(tune, "isa_flags", lambda: frozenset(isa))
+    assert tune.linear_wins(128, 768, 768) and tune.linear_wins(None, 768, 768)
+    assert tune.linear_wins(128, 768, 768, packed=True)
+    assert not tune.linear_wins(1, 768, 768) and not tune.linear_wins(4096, 768, 32)
+    assert tune.linear_wins(4096, 768, 768) == ("avx512f" in isa)
+    assert tune.linear_wins(8, 768, 768, packed=True) == ("avx512f" not in isa)
+    torch.set_num_threads(16)
     assert not tune.linear_wins(128, 768, 768)
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("medium")
+    assert not tune.linear_wins(128, 768, 768)
+
+
+def test_it_wins_nowhere_without_wide_lanes(monkeypatch, one_thread):
+    monkeypatch.setattr(tune, "isa_flags", frozenset)
+    assert not tune.linear_wins(128, 768, 768) and not tune.linear_wins(None, 768, 768)
 
 
 # Flags of gcc for each width of lanes, and what the CPU needs to run it.

@@ -122,7 +122,8 @@ def _pack_product(node: fx.Node, constants: set[fx.Node]) -> None:
     if rows < _ROWS or fake.numel() < _LEAST or not plain_bias:
         return
 
-    own = linear_wins(rows, *fake.shape[::-1])
+    depth, columns = fake.shape
+    own = linear_wins(rows, columns, depth, packed=True)
     if own and fake.stride(0) == 1:
         return  # which takes the weight of a linear layer as it is
     call = functools.partial(_constant, constants, node.graph)

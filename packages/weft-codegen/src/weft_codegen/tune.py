@@ -35,21 +35,34 @@ _ROUNDS = 20
 _log = events.logger("codegen", "autotuning")
 
 
-# Rows from which the library is as fast as weft's function: packing a weight costs it little then.
-_MOST_ROWS = 384
+# Rows with which weft's own function is faster than the library, by instruction set, the first that
+# the CPU has: where the library packs the weight in each call, and where it was packed before.
+# avx512f: Zen 4, 2026-11-28. avx2: Zen 3 (docs/architecture/codegen-products.md).
+_ROWS = {
+    "avx512f": (range(2, 1 << 40), range(24, 161)),
+    "avx2": (range(2, 385), range(2, 385)),
+}
+_NO_ROWS = (range(0), range(0))
+# Rows from which short sums leave too little to compute beside what is moved, and their terms.
+_MANY_ROWS, _SHORT = 385, 256
 
 
-def linear_wins(rows: int | None, columns: int, depth: int) -> bool:
+def linear_wins(rows: int | None, columns: int, depth: int, packed: bool = False) -> bool:
     """Whether weft's own function computes a product with a linear layer's weight (linear.py).
 
-    Measured with AVX2: from 2 to 384 rows it takes 0.5 to 0.97 of the library's time. Each thread
-    needs some strips of columns. Few rows are loops before this is asked (matmul.py).
+    Each thread needs some strips of columns. Few rows are loops before this is asked (matmul.py).
+
+    Args:
+        rows: None where they are only known while running.
+        packed: whether the library's weight would be packed once, for all calls.
     """
     threads, isa = torch.get_num_threads(), isa_flags()
-    fast = "avx2" in isa and "fma" in isa and "avx512f" not in isa
+    won = next((_ROWS[name] for name in _ROWS if name in isa), _NO_ROWS)[packed]
     exact = torch.get_float32_matmul_precision() == "highest"
     enough = columns >= 96 * threads and columns * depth >= 4096
-    return fast and exact and enough and (rows is None or 2 <= rows <= _MOST_ROWS)
+    if rows is None:
+        return bool(won) and exact and enough
+    return exact and enough and rows in won and (rows < _MANY_ROWS or depth >= _SHORT)
 
 
 def loop_wins(item: Extern, buffers: Buffers) -> bool:
