@@ -117,6 +117,8 @@ def test_pointwise_results_of_references_have_the_strides_of_real_ones() -> None
         (torch.where, matrix > 0, matrix, other),
         (torch.pow, 2.0, matrix),
         (torch.isin, matrix, other),
+        (torch.ldexp, matrix[:1], matrix),
+        (torch.ldexp, other, matrix),
         (torch.masked_fill, matrix, other > 0, 1.0),
         (torch.nn.functional.logsigmoid, matrix),
     ):

@@ -159,6 +159,13 @@ def _of_a_copy(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     return torch.empty_like(args[0], device="meta").stride() if repeats else None
 
 
+def _scaled_strides(func: Any, args: Any, result: Any) -> tuple[int, ...]:
+    """Strides of a product with powers of two, which are made in rows."""
+    powers = torch.empty(args[1].shape, device="meta").expand(result.shape)
+    scaled = args[0].expand(result.shape)
+    return tuple(torch._prims_common.compute_elementwise_output_strides(scaled, powers))
+
+
 _SCATTERS = (
     _aten.diagonal_scatter.default, _aten.select_scatter.default, _aten.slice_scatter.default,
 )  # fmt: skip
@@ -175,6 +182,7 @@ _STRIDES: dict[Any, _Rule] = {
     _aten.binary_cross_entropy.default: _like_operand,
     **dict.fromkeys((_aten._fft_c2c.default, _aten._fft_r2c.default), _fft_strides),
     _aten.index.Tensor: _index_strides,
+    _aten.ldexp.Tensor: _scaled_strides,
     _aten.pow.Scalar: _contiguous,
     _aten.mvlgamma.default: _contiguous,
     _aten.isin.Tensor_Tensor: _contiguous,
