@@ -140,7 +140,7 @@ def test_guard_only_sources():
     assert GlobalsSource().expr() == "G"
     assert TorchStateSource().expr() == "torch"
     with pytest.raises(NotImplementedError, match="not rebuilt"):
-        GlobalsSource().emit(StackMachine())
+        TorchStateSource().emit(StackMachine())
 
 
 def test_render_whole_uses_the_given_names():

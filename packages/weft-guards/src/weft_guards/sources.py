@@ -213,10 +213,15 @@ class ModuleSource(NamedSource):
 
 @dataclass(frozen=True, eq=False)
 class GlobalsSource(RootSource):
-    """The function's globals dict itself, to guard that a name is absent from it."""
+    """The function's globals dict itself."""
 
     def render(self, base: str, names: Names) -> str:
         return names.root("G")
+
+    def emit(self, builder: Builder) -> None:
+        builder.begin_call()
+        builder.load_const(globals)
+        builder.call(0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -223,13 +223,12 @@ class ClassValue(ObjectConstant):
             return attributes.bind(tx, mro_entry, name, self, cls)
         if isinstance(attribute, types.FunctionType | property | functools.cached_property):
             return tx.const_object(attribute)
-        real = real_call(tx, getattr, cls, name)
-        if attributes.is_fixed(definer) or callable(real):
-            return self._read(tx, name, real)
-        return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
+        return self._read(tx, name, definer)
 
     def _from_metaclass(self, tx: Tracer, name: str) -> Value:
         metaclass = type(self.obj)
+        if (written := attributes.written(tx, metaclass, name)) is not None:
+            return written
         mro_entry = attributes.lookup(metaclass, name)
         fallback = attributes.lookup(metaclass, "__getattr__")
         if mro_entry is not None and _is_active(mro_entry[1]):
@@ -243,10 +242,13 @@ class ClassValue(ObjectConstant):
             tx.raise_(AttributeError, text)
         if attributes.is_python_code(mro_entry[1]):
             return BoundMethod(tx.const_object(mro_entry[1]), self)
-        return self._read(tx, name, real_call(tx, getattr, self.obj, name))
+        return self._read(tx, name, mro_entry[0])
 
-    def _read(self, tx: Tracer, name: str, real: Any) -> Value:
+    def _read(self, tx: Tracer, name: str, definer: type) -> Value:
         """Return the value of an attribute; C methods of a class of this frame stay unbound."""
+        real = real_call(tx, getattr, self.obj, name)
+        if not attributes.is_fixed(definer) and not callable(real):
+            return tx.wrap(real, AttrSource(self.source or ConstSource(self.obj), name))
         bound = self.obj in FRAME_CLASSES and isinstance(real, types.BuiltinFunctionType)
         if bound and not table.find(real) and not table.find(getattr(type, name, None)):
             return MethodOf(self, name)

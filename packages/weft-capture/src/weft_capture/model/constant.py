@@ -50,7 +50,7 @@ VARYING_TYPES: set[type] = {str, bytes, complex}
 PLACEMENTS = "torch.distributed.tensor.placement_types"  # further such types
 
 _RAISES_ARE_PYTHONS = (
-    ArithmeticError, LookupError, ValueError, TypeError, AttributeError, SyntaxError,
+    ArithmeticError, LookupError, ValueError, TypeError, AttributeError, SyntaxError, ImportError,
 )  # fmt: skip
 
 

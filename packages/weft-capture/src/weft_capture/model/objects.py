@@ -40,6 +40,7 @@ from weft_capture.model.protocol import (
     identity_key,
 )
 from weft_capture.model.region_marks import mark_call
+from weft_capture.model.thread_locals import own_of_thread
 from weft_capture.model.weakrefs import WeakRefValue
 from weft_capture.python_compat import error_text, type_name
 
@@ -154,7 +155,11 @@ class UserObject(InstanceValue):
             return self.special(tx, "__getattribute__").tp_call(tx, [constant(name)], {})
         # A thread's own; the default device is set where a mode, which is guarded, has it as well.
         if issubclass(self.cls, threading.local) and self.obj is not torch._GLOBAL_DEVICE_CONTEXT:
-            raise Break("c-attribute", f"{self.cls.__name__}.__getattribute__")
+            of_class = attributes.lookup(self.cls, name) is not None or self.attrs
+            value = None if of_class else own_of_thread(tx, self.obj, self.source, name)
+            if value is None:
+                raise Break("c-attribute", f"{self.cls.__name__}.__getattribute__")
+            return value
         return attributes.plain_attribute(tx, self, name)
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:

@@ -13,6 +13,15 @@ from weft_capture.model.constant import constant
 from weft_capture.model.protocol import MutableValue, Output, Tracer, Value
 
 
+def own_of_thread(tx: Tracer, obj: Any, source: Source | None, name: str) -> Value | None:
+    """Return the attribute that this thread has, or None; the guard asks the thread that runs."""
+    if obj is None or source is None:
+        return None
+    exists = hasattr(obj, name)
+    tx.guard(CallSource(hasattr, (source, ConstSource(name))), "CONST", exists)
+    return tx.wrap(getattr(obj, name), AttrSource(source, name)) if exists else None
+
+
 @dataclass(eq=False)
 class ThreadLocal(MutableValue):
     """A `threading.local`; attributes are read and written in the thread that runs the code."""
@@ -27,13 +36,10 @@ class ThreadLocal(MutableValue):
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name in self.attrs:
             return tx.force(self.attrs[name])
-        if self.obj is not None and self.source is not None:
-            exists = hasattr(self.obj, name)
-            asked = CallSource(hasattr, (self.source, ConstSource(name)))
-            tx.guard(asked, "CONST", exists)
-            if exists:
-                return tx.wrap(getattr(self.obj, name), AttrSource(self.source, name))
-        tx.raise_(AttributeError, f"'_thread._local' object has no attribute '{name}'")
+        value = own_of_thread(tx, self.obj, self.source, name)
+        if value is None:
+            tx.raise_(AttributeError, f"'_thread._local' object has no attribute '{name}'")
+        return value
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         tx.mutate(self)

@@ -16,7 +16,7 @@ from weft_guards.sources import Builder, CallSource, ConstSource, ProgramSource,
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model.attributes import is_immutable_module
 from weft_capture.model.constant import Constant, constant, is_constant_object
-from weft_capture.model.containers import ListValue, TupleValue
+from weft_capture.model.containers import ListValue, SizeValue, TupleValue
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.functions import ObjectConstant
 from weft_capture.model.objects import UserObject
@@ -107,15 +107,18 @@ class CachedFunction(ObjectConstant, MutableValue):
     def _trace(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
         from weft_capture.effects.rehearsals import isolated  # noqa: PLC0415 - import cycle
 
-        immutable = all(
-            type(arg) in (Constant, SymValue, TupleValue) for arg in map(tx.force, args)
+        # A library that caches by the identity of its objects takes them for unchanging; an object
+        # of the program may have changed since.
+        by_identity = _is_installed(self.obj.__wrapped__) and not kwargs
+        fixed = all(
+            type(arg) in _FIXED or (by_identity and _is_by_identity(arg))
+            for arg in map(tx.force, args)
         )
-        # An object may have changed since.
-        if is_immutable_module(self.obj.__module__) or not immutable:
+        if is_immutable_module(self.obj.__module__) or not fixed:
             return None
         with isolated(tx, self.describe()) as nodes:
             result = tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
-        if not all(isinstance(node.meta["example_value"], int | torch.SymInt) for node in nodes):
+        if not all(isinstance(node.meta["example_value"], _NUMBERS) for node in nodes):
             return None
         for item in list(result.items) if type(result) is TupleValue else [result]:
             mutable = isinstance(item, ListValue | DictValue)
@@ -129,6 +132,8 @@ class CachedFunction(ObjectConstant, MutableValue):
         return result
 
 
+_NUMBERS = (int, torch.SymInt, torch.SymBool)
+_FIXED = (Constant, SymValue, TupleValue, SizeValue)
 _LIBRARIES = {"site-packages", "dist-packages"}
 
 
@@ -185,13 +190,19 @@ def _still_has_entries(function: Any, misses: int) -> bool:
     return bool(now.misses == misses or (now.misses > misses and not full))
 
 
+def _is_by_identity(value: Value) -> bool:
+    """Say whether a value is an unchanged object from outside that is hashed by its identity."""
+    outside = isinstance(value, UserObject) and value.obj is not None
+    by_identity: Any = object.__hash__
+    return outside and not value.attrs and value.cls.__hash__ is by_identity  # type: ignore[attr-defined]
+
+
 def _real(tx: Tracer, value: Value) -> Any:
     """Return a constant, or an unchanged object that the cache compares by identity."""
     value = tx.force(value)
     if not isinstance(value, UserObject) or value.obj is None or value.attrs or value.base_changed:
         return value.as_constant()
-    by_identity: Any = object.__hash__
-    if value.cls.__hash__ is not by_identity:
+    if not _is_by_identity(value):
         raise NotConstant(value.describe())
     tx.guard_identity(value.source or ConstSource(value.obj), value.obj)
     return value.obj
