@@ -235,3 +235,16 @@ def test_nothing_of_torch_s_compiler_is_loaded_and_it_still_loads_when_asked() -
     command = [sys.executable, "-c", _PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_complex_numbers_that_a_real_operator_refuses() -> None:
+    """Also where nothing uses the result: eager raises all the same."""
+    x, mode = torch.ones(3, dtype=torch.complex64), fake_mode()
+    fake, mode.is_checked = to_fake(mode, x), True
+    for operator in (lambda x: x.min(0), lambda x: x.sort(), lambda x: x.cummax(0)):
+        with pytest.raises(RuntimeError):
+            operator(x)
+        with mode, pytest.raises(RuntimeError):
+            operator(fake)
+    with mode:
+        assert fake.sum(0).dtype is torch.complex64

@@ -100,12 +100,13 @@ _LARGE = 1 << 20
 
 
 def _refused_dtypes(func: Any, args: Any, kwargs: Any) -> str | None:
-    """Ask about unlike floats, about integers alone, and about indices of other dtypes."""
+    """Ask about unlike and complex floats, integers alone, and indices of other dtypes."""
     leaves = tree_leaves((args, kwargs))
     given = [one for one in leaves if isinstance(one, torch.Tensor)]
     dtypes = {one.dtype for one in given if one.dim()}
     floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
-    usual = len(floats) == 1 and not dtypes - floats - {torch.int64, torch.bool}
+    real = len(floats) == 1 and not any(dtype.is_complex for dtype in floats)
+    usual = real and not dtypes - floats - {torch.int64, torch.bool}
     if func in _PRODUCTS:  # whose operands are not converted
         usual = len(dtypes) == 1 and bool(floats)
     if usual or not dtypes or func.namespace != "aten" or not _can_run(func):
