@@ -30,7 +30,7 @@ from weft_capture.model.protocol import (
     Value,
     method,
 )
-from weft_capture.python_compat import add_note, error_text
+from weft_capture.python_compat import add_note, error_text, type_name
 
 
 class TracebackValue(Value):
@@ -177,7 +177,7 @@ class ExceptionValue(InstanceValue):
     def tp_delattro(self, tx: Tracer, name: str) -> None:
         self.refuse("__delattr__")
         if name not in self.attributes:
-            tx.raise_(AttributeError, name)
+            tx.raise_(AttributeError, f"'{type_name(self.cls)}' object has no attribute '{name}'")
         self._check_is_ours()
         tx.mutate(self)
         del self.attributes[name]
