@@ -340,3 +340,22 @@ def test_an_unused_result_puts_no_nan_into_gradients(used):
             assert len(graphs.modules) == (2 if len(used) == 3 else 3)
     for ours in found[2:]:
         torch.testing.assert_close(ours, found[0], equal_nan=True)
+
+
+def test_a_result_that_was_written_is_read_where_it_counts():
+    """`z` saves itself for its own gradient, which nobody asks for at first."""
+
+    def function(x):
+        v = x.var()
+        return v.tan(), v.exp(), v.tanh()
+
+    logs, graphs, x = [], Graphs(), torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
+    compiled = aot_compile(function_graph(function, 1), [x], fw_compiler=graphs)
+    for each in (function, compiled):
+        y, z, w = each(x)
+        z.mul_(2)
+        first = torch.autograd.grad(y, x, retain_graph=True)
+        logs.append([*first, *torch.autograd.grad([y, w], x, retain_graph=True)])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad([y, z], x)
+    assert_same(logs)

@@ -185,8 +185,16 @@ def _make_backward(
     """`backward(ctx, *grads)` of the autograd function."""
     edges = [k for k, index in enumerate(part.gradients) if index is not None]
 
+    def read(ctx: Any, grads: list[Any], chosen: _Backward) -> Any:
+        try:
+            return inputs(ctx, *grads)
+        except RuntimeError:  # a saved tensor was written
+            if chosen is backwards.whole:
+                raise
+        return inputs(_Spared(ctx, part, chosen.graph.graph), *grads)
+
     def run(ctx: Any, grads: list[Any], chosen: _Backward) -> Any:
-        args = inputs(ctx, *grads)
+        args = read(ctx, grads, chosen)
         if chosen.owning is None:
             return chosen.compiled(*args)
         grads.clear()
@@ -214,13 +222,31 @@ def _make_backward(
         chosen = backwards.whole if reached is None else backwards.of(grads)
         if torch.is_grad_enabled():
             once = chosen.interpreted if batched else chosen.compiled
-            return replay.gradients(ctx, grads, lambda: outputs(ctx, once(*inputs(ctx, *grads))))
-        outs = run(ctx, grads, chosen) if plain else chosen.interpreted(*inputs(ctx, *grads))
+            return replay.gradients(
+                ctx, grads, lambda: outputs(ctx, once(*read(ctx, grads, chosen)))
+            )
+        outs = run(ctx, grads, chosen) if plain else chosen.interpreted(*read(ctx, grads, chosen))
         if reached is not None:
             outs = [out if there else None for out, there in zip(outs, reached, strict=True)]
         return outputs(ctx, outs)
 
     return backward
+
+
+class _Spared:
+    """A context with saved tensors that were written since, which a backward graph does not use."""
+
+    def __init__(self, ctx: Any, part: BackwardComponent, graph: fx.Graph) -> None:
+        rows = zip(part.saved, graph.find_nodes(op="placeholder"))
+        self._ctx, self._used = ctx, [bool(x.users) for saved, x in rows if not saved.symbolic]
+
+    @property
+    def saved_tensors(self) -> list[Any]:
+        raw = zip(self._ctx._raw_saved_tensors, self._used, strict=True)
+        return [saved.unpack() if used else saved.data for saved, used in raw]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 def _watched(part: BackwardComponent, ctx: Any) -> list[tuple[Any, int, tuple[int, ...]]]:

@@ -213,7 +213,9 @@ def make_forward(
         for k in filter(lambda k: is_view(nodes[k]), joint.tangents):
             # Of memory that nobody knows of; autograd refuses writes to views made in a function.
             source.line(f"if values[{k}]._is_view(): values[{k}] = values[{k}].detach()")
-    others = set(joint.tangents) - set(part.tangents)
+    # Of saved results only aliases are unpacked one by one, which `_Spared` does where some of the
+    # gradients are missing; and parts that save each other's would never die.
+    others = set(joint.tangents) - set(part.tangents if len(part.tangents) == 1 else ())
     if tensors := _saved(joint, part.saved, False, others):
         source.line(f"ctx.save_for_backward({tensors})")
     if symbols := _saved(joint, part.saved, True, others):
@@ -238,7 +240,7 @@ def make_forward(
 
 
 def _saved(joint: JointGraph, saved: Iterable[SavedValue], symbolic: bool, others: set[int]) -> str:
-    """What is saved; results of `others`, detached: parts that save each other's never die."""
+    """What is saved; results of `others`, detached."""
     fakes = [node.meta.get("val") for node in joint.placeholders()]
     refused = [isinstance(fake, torch.Tensor) and fake.is_inference() for fake in fakes]
     how = {ValueRef("value", index): ".detach()" for index in others}
