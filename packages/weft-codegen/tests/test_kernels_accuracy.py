@@ -147,3 +147,12 @@ def test_sums_of_equal_numbers_do_not_drift(function, shape, allowed) -> None:  
     (total,) = compile_graph(trace(lambda x: (function(x),), [x]), [x])(x)
     exact = function(x.double())
     assert ((total.double() - exact) / exact).abs().max() < allowed
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (1000,), (700, 5)])
+def test_equal_doubles_have_no_deviation(shape) -> None:  # type: ignore[no-untyped-def]
+    x = torch.full(shape, 0.43, dtype=torch.float64)
+    (deviation,) = compile_graph(trace(lambda x: (x.std(0),), [x]), [x])(x)
+    assert not deviation.any()
+    (deviation,) = compile_graph(trace(lambda x: (x.std(0),), [x]), [x])(x * torch.rand(shape))
+    assert deviation.all()

@@ -238,7 +238,8 @@ class BodyWriter:
             self._text.line(f"const int64_t {last} = weft_min({first} + {ROW_CHUNK}, {end});")
             for local in rows:
                 part = self._exprs.renamed[local] = self._name("part")
-                self._text.line(f"float {part}[{local.extent}] WEFT_ALIGNED = {{0}};")
+                kind = C_TYPES[local.dtype].value
+                self._text.line(f"{kind} {part}[{local.extent}] WEFT_ALIGNED = {{0}};")
             yield first, last
             parts, self._exprs.renamed = self._exprs.renamed, before
             for local in rows:
@@ -263,8 +264,8 @@ class BodyWriter:
                 sums = [x for x in inner.body if isinstance(x, Reduce) and adds_floats(x)]
                 totals = [self._exprs.local(stmt.targets[0], stmt.index) for stmt in sums]
                 names = {stmt.targets[0]: self._name("s") for stmt in sums}
-                for name in names.values():
-                    self._text.line(f"float {name} = 0;")
+                for local, name in names.items():
+                    self._text.line(f"{C_TYPES[local.dtype].value} {name} = 0;")
                 self._exprs.registers = names
                 with self._text.block(rows):
                     self._text.line(f"const int64_t {loop.axis.key} = {row} + next;")

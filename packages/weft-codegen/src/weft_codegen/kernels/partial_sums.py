@@ -49,7 +49,8 @@ def long_chains(body: Body, simd: Callable[[Loop], SimdLoop | None]) -> frozense
             elif isinstance(stmt, Reduce) and adds_floats(stmt) and stmt.targets[0].is_scalar:
                 inside = loops[around.get(stmt.targets[0], 0) :]
                 several = len(inside) > 1 or any(is_long(loop, SUM_CHUNK) for loop in inside)
-                if several or any(simd(loop) is None for loop in inside):
+                narrow = stmt.targets[0].dtype is torch.float32
+                if narrow and (several or any(simd(loop) is None for loop in inside)):
                     found.add(stmt.targets[0])
 
     visit(body, {}, ())
@@ -80,13 +81,12 @@ def added_to_often(body: Body) -> frozenset[Local]:
 
 def adds_long(stmt: Reduce, loop: Loop, most: int) -> bool:
     """Whether to add up in chunks: the rounding error of one long chain would show."""
-    floats = stmt.op == "sum" and stmt.targets[0].dtype.is_floating_point
-    return floats and is_long(loop, most)
+    return adds_floats(stmt) and is_long(loop, most)
 
 
 def adds_floats(stmt: Reduce) -> bool:
-    """Whether a statement adds to a float32."""
-    return stmt.op == "sum" and stmt.targets[0].dtype is torch.float32
+    """Whether a statement adds to a float."""
+    return stmt.op == "sum" and stmt.targets[0].dtype.is_floating_point
 
 
 def _is_small_row(local: Local) -> bool:

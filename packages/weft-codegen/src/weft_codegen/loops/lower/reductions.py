@@ -229,16 +229,25 @@ def _variance(
     over = reduced_dims(dims, len(x.shape))
     size = product(x.shape[k] for k in over)
     count = number(size, inner)
-    total = reduce(call, "sum", x, over, True, lambda p: (cast(x.at(p), inner),), inner)
+    several = isinstance(call.fake, tuple | list)
+    # Sums of doubles are not exact: deviations from the first element are, of equal numbers.
+    anchored = x.dtype is torch.float64 and not several
+
+    def first(idx: Indices) -> list[IndexExpr]:
+        return [ZERO if k in over else at for k, at in enumerate(idx)]
+
+    def element(idx: Indices) -> Expr:
+        return x.at(idx) - x.at(first(idx)) if anchored else cast(x.at(idx), inner)
+
+    total = reduce(call, "sum", x, over, True, lambda p: (element(p),), inner)
     mean = _scaled(call, total, count, inner)
 
-    def deviation(idx: list[IndexExpr]) -> Expr:
-        center = mean.at([ZERO if k in over else at for k, at in enumerate(idx)])
-        return cast(x.at(idx), inner) - center
+    def deviation(idx: Indices) -> Expr:
+        return element(idx) - mean.at(first(idx))
 
     squares = reduce(call, "sum", x, over, keepdim, lambda p: (deviation(p) * deviation(p),), inner)
     freedom = _freedom(size, 1 if correction is None else correction, inner)
-    if not isinstance(call.fake, tuple | list):
+    if not several:
         return _scaled(call, squares, freedom, call.fake.dtype)
     dtype = call.fake[0].dtype
     assert total.root is not None
