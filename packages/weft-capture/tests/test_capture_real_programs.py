@@ -2,9 +2,11 @@
 
 import functools
 import importlib.metadata
+import pickle
 import textwrap
 import threading
 
+import numpy as np
 import pytest
 import torch
 import weft_capture
@@ -51,6 +53,43 @@ def test_attribute_of_a_metaclass_written_in_the_frame():
     Registry.made = None
     captured = weft_capture.capture(step, eager_backend, fullgraph=True)
     assert [captured(torch.zeros(1)).item() for _ in range(3)] == [2, 4, 6]
+
+
+class Marking(type):
+    def __call__(cls, *args, **kwargs):
+        made = super().__call__(*args, **kwargs)
+        made.is_marked = True
+        return made
+
+
+class Positive(metaclass=Marking):
+    def __init__(self, x):
+        self.value = x * 2
+        if x.sum() < 0:
+            self.value = -self.value
+
+
+def test_metaclass_calls_a_constructor_that_breaks():
+    def step(x):
+        made = Positive(x)
+        return made.value + 1, made.is_marked
+
+    captured = weft_capture.capture(step, eager_backend)
+    for x in (torch.ones(2), -torch.ones(2), torch.ones(2)):
+        assert same(captured(x), step(x))
+    assert {record.code for record in captured._weft_capture.breaks} == {"data-dependent-branch"}
+
+
+@pytest.mark.parametrize("data", [{}, {"a": 1, "b": (1.5, None)}, ("x", b"y", [True])])
+def test_pickle_of_constants(data):
+    check(lambda x, data: (x + 1, pickle.dumps(data)), torch.ones(2), data)
+
+
+def test_pickle_tells_equal_objects_from_one_object():
+    def step(x, word):
+        return x + 1, pickle.dumps([word, "".join(["a", "b"])]), pickle.dumps([word, word])
+
+    check(step, torch.ones(2), "ab", fullgraph=False)
 
 
 class Flags(threading.local):
@@ -176,3 +215,153 @@ def test_object_of_the_program_may_change_behind_its_cache():
     captured = weft_capture.capture(step, eager_backend, rules=CacheRules(dynamic=True))
     assert captured(torch.ones(2, 8)).shape == first  # the cache has the old one
     assert captured(torch.ones(3, 8)).shape == (3, 4, 2)
+
+
+# ---- generators of random numbers
+
+
+class Noise(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        noise = torch.randn(x.shape, generator=self.generator)
+        return x + noise, torch.rand(2), torch.randperm(3, generator=self.generator)
+
+
+def test_generator_of_a_module_is_drawn_from_in_each_call():
+    eager, x = Noise(), torch.ones(2, 3)
+    captured = weft_capture.capture(Noise(), eager_backend, fullgraph=True)
+    found = []
+    for program in (eager, captured):
+        torch.manual_seed(0)
+        found.append([program(x) for _ in range(3)])
+    assert same(*found)
+
+
+def test_generator_made_and_seeded_in_the_frame():
+    def step(x):
+        generator = torch.Generator(device="cpu")
+        generator.manual_seed(7)
+        drawn = torch.randint(0, 9, (4,), generator=generator)
+        return x + drawn, generator.device, generator.initial_seed()
+
+    check(step, torch.ones(4))
+
+
+def test_default_generator_and_the_graph_draw_in_order():
+    def step(x, generator):
+        return x + torch.rand(2), torch.rand(2, generator=generator), torch.rand(2)
+
+    captured = weft_capture.capture(step, eager_backend)
+    found = []
+    for program in (step, captured):
+        torch.manual_seed(0)
+        generators = torch.Generator().manual_seed(1), torch.default_generator, None
+        found.append([program(torch.ones(2), generator) for generator in generators])
+    assert same(*found)
+
+
+def test_generator_with_a_size_that_varies_breaks():
+    def step(x, generator):
+        return x + torch.rand(x.shape[0], generator=generator)
+
+    captured = weft_capture.capture(step, eager_backend, rules=CacheRules(dynamic=True))
+    for size in (2, 3, 4):
+        generators = [torch.Generator().manual_seed(size) for _ in range(2)]
+        x = torch.ones(size)
+        assert same(captured(x, generators[0]), step(x, generators[1]))
+    assert [record.code for record in captured._weft_capture.breaks] == ["random-state"]
+
+
+def test_generators_of_numpy():
+    def step(x, outside):
+        own = np.random.default_rng(5)
+        kept = torch.from_numpy(own.random(3) > 0.5)
+        drawn = outside.normal(0, 1, size=(2, 3)).astype(np.float32)
+        return x * kept + torch.from_numpy(drawn), own.integers(9), outside.permutation(3)
+
+    captured = weft_capture.capture(step, eager_backend, fullgraph=True)
+    found = []
+    for program in (step, captured):
+        outside = np.random.default_rng(0)
+        found.append([program(torch.ones(2, 3), outside) for _ in range(3)])
+    assert same(*found)
+
+
+# ---- orders, matrices, modes
+
+
+def orders(x):
+    array = x.numpy()
+    return array[:, 0].argsort(), np.argsort(array, axis=None), np.argsort(array, 0)
+
+
+@pytest.mark.parametrize("special", [None, 0.5, float("nan"), float("inf")])
+def test_argsort_of_numpy_where_elements_are_equal(special):
+    torch.manual_seed(0)
+    other, x = torch.randn(5, 3), torch.randn(5, 3)
+    if special is not None:
+        x[1:3, :2] = special
+    captured = weft_capture.capture(orders, eager_backend, fullgraph=True)
+    for tensor in (other, x):
+        assert same(captured(tensor), orders(tensor))
+
+
+def test_stable_argsort_of_numpy():
+    check(lambda x: np.argsort(x.numpy(), kind="stable"), torch.tensor([2, 1, 2, 0, 1]))
+
+
+def normal(mean, factor):
+    covariance = factor @ factor.mT + torch.eye(3)
+    distribution = torch.distributions.MultivariateNormal(mean, covariance)
+    return distribution.log_prob(mean + 1), distribution.entropy()
+
+
+def test_multivariate_normal_checks_its_covariance_in_the_graph():
+    torch.manual_seed(0)
+    check(normal, torch.randn(3), torch.randn(3, 3))
+    check(normal, torch.randn(4, 3), torch.randn(4, 3, 3))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [-torch.eye(2), torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.full((2, 2), float("nan"))],
+    ids=["negative", "asymmetric", "nan"],
+)
+def test_matrix_that_is_no_covariance_raises_as_in_eager(matrix):
+    def step(matrix):
+        return torch.distributions.MultivariateNormal(torch.zeros(2), matrix).entropy()
+
+    captured = weft_capture.capture(step, eager_backend, fullgraph=True)
+    captured(torch.eye(2))
+    with pytest.raises(ValueError, match="to satisfy the constraint PositiveDefinite"):
+        captured(matrix)
+
+
+@pytest.mark.parametrize("name", ["symmetric", "positive_semidefinite", "positive_definite"])
+def test_checks_of_matrices(name):
+    matrices = torch.stack([torch.eye(2), -torch.eye(2), torch.zeros(2, 2), torch.ones(2, 2)])
+    asymmetric = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    constraint = getattr(torch.distributions.constraints, name)
+    for value in (matrices, torch.stack([asymmetric, torch.eye(2)]), torch.ones(3, 2)):
+        check(constraint.check, value)
+
+
+def test_hooks_on_saved_tensors_break_with_their_remedy():
+    def step(x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t / 2):
+            return x.sin().exp()
+
+    captured = weft_capture.capture(step, eager_backend)
+    assert same(captured(torch.ones(3)), step(torch.ones(3)))
+    assert {record.code for record in captured._weft_capture.breaks} == {"autograd-mode"}
+
+
+def test_fork_rng_that_is_disabled():
+    def step(x):
+        with torch.random.fork_rng(enabled=False):
+            return x + 1
+
+    check(step, torch.ones(2))

@@ -119,6 +119,11 @@ REASONS: dict[str, Reason] = {
         "the program reads or changes how a tensor takes part in autograd",
         "set requires_grad, .grad and hooks outside of the compiled function",
     ),
+    "autograd-mode": Reason(
+        "the block changes how autograd saves or checks what is computed in it",
+        "enter the block around the call of the compiled function, or accept the break: what is "
+        "inside the block is compiled",
+    ),
     "inner-backward": Reason(
         "the compiled function computes gradients that reach beyond what it computed itself",
         "call backward or torch.autograd.grad outside of the compiled function",

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
 _MISSING = object()
@@ -256,6 +257,50 @@ def make_handle(self: Any, hooks_dict: Any, *, extra_dict: Any = None) -> None:
     self.id = next_handle()
     extra = [extra_dict] if isinstance(extra_dict, dict) else extra_dict
     self.extra_dict_ref = tuple(map(weakref.ref, extra)) if isinstance(extra, list) else ()
+
+
+# ---- torch.distributions.constraints: the checks, without a branch on a tensor
+
+
+def is_symmetric(self: Any, value: Any) -> Any:
+    """Do what `_Symmetric.check` does."""
+    if value.shape[-2] != value.shape[-1]:
+        return torch.full(value.shape[:-2], False, device=value.device)
+    return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+
+def is_positive_semidefinite(self: Any, value: Any) -> Any:
+    """Do what `_PositiveSemidefinite.check` does."""
+    symmetric = is_symmetric(self, value)
+    if value.shape[-2] != value.shape[-1]:
+        return symmetric
+    kept = torch.where(symmetric.all(), value, 0)  # of NaN there are no eigenvalues
+    return torch.where(symmetric.all(), torch.linalg.eigvalsh(kept).ge(0).all(-1), symmetric)
+
+
+def is_positive_definite(self: Any, value: Any) -> Any:
+    """Do what `_PositiveDefinite.check` does."""
+    symmetric = is_symmetric(self, value)
+    if value.shape[-2] != value.shape[-1]:
+        return symmetric
+    return torch.where(symmetric.all(), torch.linalg.cholesky_ex(value).info.eq(0), symmetric)
+
+
+MATRIX_CHECKS = {
+    "_Symmetric": is_symmetric,
+    "_PositiveSemidefinite": is_positive_semidefinite,
+    "_PositiveDefinite": is_positive_definite,
+}
+
+
+# ---- NumPy
+
+
+def all_differ(x: Any, dim: Any) -> Any:
+    """Say whether no two elements along a dimension are equal, or both NaN."""
+    ordered = x.sort(dim).values.movedim(dim, -1)
+    first, second = ordered[..., 1:], ordered[..., :-1]
+    return ~((first == second) | (first.isnan() & second.isnan())).any()
 
 
 # ---- object, for copy

@@ -35,7 +35,7 @@ from weft_capture.model.functions import BoundMethod, ObjectConstant, parametris
 from weft_capture.model.iterators import DequeValue
 from weft_capture.model.objects import OBJECT_METHODS, ModuleValue, UserObject
 from weft_capture.model.protocol import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
-from weft_capture.model.weakrefs import WeakProxy, WeakRefValue, make_ref
+from weft_capture.model.weakrefs import WeakRefValue, make_ref
 from weft_capture.tensors.subclass import construct_wrapper
 
 _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
@@ -209,8 +209,7 @@ class ClassValue(ObjectConstant):
             if name in ("__mro__", "__bases__") and not attributes.is_fixed(cls):
                 tx.guard_constant(AttrSource(self.source or ConstSource(cls), name), value)
             return tx.literal(value)
-        written = attributes.written(tx, cls, name)
-        if written is not None:
+        if (written := attributes.written(tx, cls, name)) is not None:
             return written
         mro_entry = attributes.lookup(cls, name)
         above = attributes.lookup(type(cls), name)
@@ -230,16 +229,17 @@ class ClassValue(ObjectConstant):
         if (written := attributes.written(tx, metaclass, name)) is not None:
             return written
         mro_entry = attributes.lookup(metaclass, name)
-        fallback = attributes.lookup(metaclass, "__getattr__")
         if mro_entry is not None and _is_active(mro_entry[1]):
             return attributes.bind(tx, mro_entry, name, self, metaclass)
         if mro_entry is None:
+            fallback = attributes.lookup(metaclass, "__getattr__")
             if fallback is not None and attributes.is_user_code(fallback):
                 return tx.const_object(fallback[1]).tp_call(tx, [self, constant(name)], {})
             if hasattr(self.obj, name):
                 return tx.const_object(getattr(self.obj, name))
-            text = f"type object '{self.obj.__name__}' has no attribute '{name}'"
-            tx.raise_(AttributeError, text)
+            tx.raise_(
+                AttributeError, f"type object {self.obj.__name__!r} has no attribute '{name}'"
+            )
         if attributes.is_python_code(mro_entry[1]):
             return BoundMethod(tx.const_object(mro_entry[1]), self)
         return self._read(tx, name, mro_entry[0])
@@ -266,9 +266,9 @@ class ClassValue(ObjectConstant):
             return NONE
         if name == "__new__":
             return _object_new(tx, *args, **kwargs)
-        if name not in OBJECT_METHODS:
-            raise Break("c-function", f"{base_class.__name__}.{name}")
-        return OBJECT_METHODS[name](tx, self, *args, **kwargs)
+        if name in OBJECT_METHODS:
+            return OBJECT_METHODS[name](tx, self, *args, **kwargs)
+        raise Break("c-function", f"{base_class.__name__}.{name}")
 
     def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         self._change_by(tx, "setattr", name, value)
@@ -386,6 +386,10 @@ class BaseMethod(Value):
     def describe(self) -> str:
         return f"{self.base_class.__name__}.{self.name}"
 
+    def reconstruct(self, out: Output) -> None:
+        member = vars(self.base_class)[self.name]
+        out.call(type(member).__get__, [constant(member), self.owner])
+
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         owner = self.owner
         if isinstance(owner, ExceptionValue | ClassValue):
@@ -475,10 +479,6 @@ def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     return plain_object(tx, cls.as_constant())
 
 
-table.rule(weakref.proxy)(lambda tx, *args: WeakProxy(make_ref(tx, *args)))
-table.rule(weakref.ref)(make_ref)
-
-
 def _base_new(base: type) -> None:
     @table.rule(base.__new__)
     def new(tx: Tracer, cls: Value, *args: Value) -> Value:
@@ -489,11 +489,9 @@ def _base_new(base: type) -> None:
         in_c = not real_class.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
         if in_c and real_class is not base:
             real_call(tx, base.__new__, real_class)  # may raise
-        return (
-            _BASES[base](tx, list(args))
-            if real_class is base
-            else new_object(tx, real_class, list(args))
-        )
+        if real_class is not base:
+            return new_object(tx, real_class, list(args))
+        return _BASES[base](tx, list(args))
 
 
 for _base in _BASES.keys() - {tuple, collections.OrderedDict, collections.defaultdict}:

@@ -106,10 +106,11 @@ _FAMILIES = """
     libraries.optimizers functions.torch.calls functions.torch.interception
     functions.language.stdlib functions.language.context_functions
     functions.language.polyfilled functions.language.type_checks functions.language.namespaces
-    functions.language.messages functions.torch.randomness libraries.numpy libraries.tensor_makers
-    functions.torch.control_flow functions.torch.settings libraries.attention
+    functions.language.messages functions.torch.randomness libraries.numpy libraries.numpy_random
+    libraries.numpy_sorting libraries.tensor_makers functions.torch.control_flow
+    functions.torch.settings libraries.attention
     functions.torch.backward libraries.rnn libraries.triton libraries.distributed
-    libraries.fully_shard libraries.nested
+    libraries.fully_shard libraries.nested functions.torch.generator_objects
 """
 
 

@@ -96,6 +96,8 @@ class ArrayValue(Value):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
             return self.tensor.call_method(tx, name, [], {})
+        if name == "argsort" and self.cls is np.ndarray:
+            return tx.call_builtin(np.argsort, [self, *args], kwargs)
         if name not in _KNOWN_METHODS:
             raise Break("numpy", f"{self.cls.__name__}.{name}")
         element = self.element(tx, args[0]) if name == "__getitem__" else None

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 from weft_core.inlinable import inlinable
 
@@ -128,6 +129,8 @@ polyfill(itertools.chain.from_iterable, polyfills.from_iterable)
 polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
 polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)
 polyfill(RemovableHandle.__init__, polyfills.make_handle)
+for _name, _check in polyfills.MATRIX_CHECKS.items():
+    polyfill(getattr(torch.distributions.constraints, _name).check, _check)
 
 
 rule(polyfills.stop_value)(lambda tx, iterator: iterator.returned or NONE)

@@ -22,6 +22,7 @@ import math
 import operator
 import os
 import pathlib
+import pickle
 import pprint
 import re
 import struct
@@ -32,6 +33,7 @@ import types
 import typing
 import weakref
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ from weft_guards import WeakIdentity
 from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
 
 from weft_capture import polyfills
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.effects.native_objects import FACTORIES, CallLog, NativeObject
 from weft_capture.functions.generators import ASYNC, GeneratorValue
 from weft_capture.functions.table import code_rule, pure, pure_or_traced, rule, rule_of_each
@@ -73,6 +75,7 @@ from weft_capture.model.protocol import (
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.slots import combined, steps
 from weft_capture.model.thread_locals import ThreadLocal
+from weft_capture.model.weakrefs import WeakProxy, make_ref
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import RuntimeValue
@@ -292,7 +295,32 @@ def _has_hints(of: Any, hints: dict[str, Any], rest: Any) -> bool:
     return typing.get_type_hints(of, *rest[0], **rest[1]) == hints
 
 
+def _memoized(data: Any) -> Iterator[Any]:
+    """Yield the objects of which pickle writes the second occurrence as a reference."""
+    if type(data) in (list, tuple, dict):
+        yield repr(data)
+        for item in (*data, *data.values()) if type(data) is dict else data:
+            yield from _memoized(item)
+    elif type(data) in (str, bytes):
+        yield data
+    elif type(data) not in (int, float, bool, type(None)):
+        raise Break("c-function", f"pickle.dumps of a {type(data).__name__}")
+
+
+@rule(pickle.dumps)
+def _dumps(tx: Tracer, obj: Value, *args: Value, **kwargs: Value) -> Value:
+    try:
+        found = list(_memoized(obj.data(tx)))
+    except NotConstant:
+        raise Break("c-function", f"pickle.dumps of {obj.describe()}") from None
+    if len(set(found)) < len(found):  # equal objects may or may not be one
+        raise Break("c-function", "pickle.dumps of equal objects")
+    return fold(tx, pickle.dumps, [obj, *args], kwargs)
+
+
 rule(threading.local)(lambda tx: ThreadLocal())
+rule(weakref.proxy)(lambda tx, *args: WeakProxy(make_ref(tx, *args)))
+rule(weakref.ref)(make_ref)
 
 
 @rule(types.SimpleNamespace)

@@ -29,7 +29,7 @@ _UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_wit
 
 pure(torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast)
 pure(torch.get_default_dtype, torch.result_type, torch.broadcast_shapes)
-pure(torch.backends.cuda.is_built, torch.cuda.is_available)
+pure(torch.backends.cuda.is_built, torch.cuda.is_available, torch.accelerator.current_accelerator)
 
 
 @rule(torch.nn.modules.activation._is_make_fx_tracing)
@@ -42,6 +42,11 @@ def _is_traced(tx: Tracer) -> Value:
 
 decline("random-state", "the state of the generator", *_RANDOM_STATE)
 decline("data-dependent-value", "a comparison of whole tensors", *_VALUES)
+decline(
+    "autograd-mode", "hooks on saved tensors",
+    torch._C._autograd._push_saved_tensors_default_hooks,
+    torch._C._autograd._pop_saved_tensors_default_hooks,
+)  # fmt: skip
 decline("side-effect", "a file", open, torch.load, torch.save)
 decline("autograd-state", "a view that autograd takes for a copy", *_UNKNOWN_VIEWS)
 

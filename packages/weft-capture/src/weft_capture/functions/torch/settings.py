@@ -48,7 +48,7 @@ def _set(setter: Any, tx: Tracer, *values: Value) -> None:
     if [value.as_constant() for value in known] == now:
         return
     if setter is torch.set_anomaly_enabled and known[0] is TRUE:
-        raise Break("autograd-state", "anomaly detection, which needs eager's graph")
+        raise Break("autograd-mode", "anomaly detection, which needs eager's graph")
     tx.calls.change_setting(setter, values, dict(zip(getters, known, strict=True)))
 
 
