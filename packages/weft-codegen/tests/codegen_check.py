@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.testing import assert_close
 from weft_codegen.compile import make_program
 from weft_codegen.config import Options, settings
 from weft_codegen.kernels import compile_program
+from weft_codegen.kernels.build import INCLUDE
+from weft_codegen.kernels.toolchain import find, isa_flags
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.program import Extern, Launch, Program
 from weft_core.fake import fake_mode, make_shape_env, to_fake
 from weft_core.tracing import trace_aten
+
+# Flags of gcc for each width of lanes, and what the CPU needs to run it.
+WIDTHS = {
+    "four": (("-mno-avx",), ()),
+    "eight": (("-mavx2", "-mfma"), ("avx2", "fma")),
+    "sixteen": (("-mavx512f",), ("avx512f",)),
+}
+
+
+def of_width(width: str, name: str, folder: Path) -> Any:
+    """A function of weft's own (include/NAME.h), compiled for lanes of a width; skips the test
+    where this CPU cannot run it."""
+    flags, needed = WIDTHS[width]
+    source, built = folder / f"{name}.c", folder / f"{name}.so"
+    exported = f'__attribute__((visibility("default"))) int {name}('
+    text = (INCLUDE / f"{name}.h").read_text().replace(f"int {name}(", exported)
+    source.write_text(f'#include "weft_kernel.h"\n{text}\nweft_team_t weft_team;\n')
+    tools = find()
+    kept = [flag for flag in tools.kernel_flags if not flag.startswith(("-march", "-mprefer"))]
+    command = [*tools.command, *kept, *flags, f"-I{INCLUDE}", "-shared", source, "-o", built]
+    subprocess.run(command, check=True)
+    if not isa_flags().issuperset(needed):
+        pytest.skip("compiled; this CPU cannot run it")
+    return getattr(ctypes.CDLL(str(built)), name)
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any]) -> torch.fx.GraphModule:

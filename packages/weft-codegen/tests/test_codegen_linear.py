@@ -1,18 +1,16 @@
 """Products that weft's own function computes (weft_linear.h), beside float64 and eager."""
 
 import ctypes
-import subprocess
 
 import pytest
 import torch
 import torch.nn.functional as F
-from codegen_check import dynamic_trace, trace
+from codegen_check import WIDTHS, dynamic_trace, of_width, trace
 from weft_codegen import tune
 from weft_codegen.compile import compile_graph, make_program
 from weft_codegen.config import Options, settings
-from weft_codegen.kernels.build import INCLUDE
 from weft_codegen.kernels.plan import MemoryPlan
-from weft_codegen.kernels.toolchain import find, isa_flags
+from weft_codegen.kernels.toolchain import isa_flags
 from weft_codegen.loops.program import Extern
 from weft_codegen.loops.schedule.linear import LINEAR
 
@@ -157,37 +155,17 @@ def test_it_wins_nowhere_without_wide_lanes(monkeypatch, one_thread):
     assert not tune.linear_wins(128, 768, 768) and not tune.linear_wins(None, 768, 768)
 
 
-# Flags of gcc for each width of lanes, and what the CPU needs to run it.
-WIDTHS = {
-    "four": (("-mno-avx",), ()),
-    "eight": (("-mavx2", "-mfma"), ("avx2", "fma")),
-    "sixteen": (("-mavx512f",), ("avx512f",)),
-}
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.skipif("avx" not in isa_flags(), reason="the flags are those of x86")
 def test_every_width_of_lanes(width, tmp_path):
-    flags, needed = WIDTHS[width]
-    parts = ("weft_kernel.h", "weft_linear.h")
-    text = "".join((INCLUDE / part).read_text() for part in parts) + "\nweft_team_t weft_team;\n"
-    source, built = tmp_path / "linear.c", tmp_path / "linear.so"
-    source.write_text(
-        text.replace("int weft_linear(", '__attribute__((visibility("default"))) int weft_linear(')
-    )
-    tools = find()
-    kept = [flag for flag in tools.kernel_flags if not flag.startswith(("-march", "-mprefer"))]
-    command = [*tools.command, *kept, *flags, f"-I{INCLUDE}", "-shared", source, "-o", built]
-    subprocess.run(command, check=True)
-    if not isa_flags().issuperset(needed):
-        pytest.skip("compiled; this CPU cannot run it")
+    weft_linear = of_width(width, "weft_linear", tmp_path)
     torch.manual_seed(0)
     for rows, depth, columns in SIZES:
         x, w, b = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
         out = torch.empty(rows, columns)
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (out, b, x, w)]
         numbers = [ctypes.c_int64(n) for n in (rows, columns, depth, 0, depth, depth)]
-        assert ctypes.CDLL(str(built)).weft_linear(*pointers, *numbers) == 0
+        assert weft_linear(*pointers, *numbers) == 0
         exact = F.linear(x.double(), w.double(), b.double())
         bound = F.linear(x.double().abs(), w.double().abs(), b.double().abs())
         assert ((out - exact).abs() <= 1e-6 * bound).all()

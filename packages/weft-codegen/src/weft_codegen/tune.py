@@ -1,4 +1,5 @@
-"""Which matrix products are computed by what: the library, a function of weft's own, or a loop.
+"""Which matrix products and attentions are computed by what: the library, a function of weft's own,
+or a loop.
 
 With the option `max_autotune` a loop is raced against the other two: both are built as programs of
 their own while the graph compiles and run in turn on random numbers; the verdict is kept on disk.
@@ -42,6 +43,7 @@ _ROWS = {
     "avx512f": (range(2, 1 << 40), range(24, 161)),
     "avx2": (range(2, 385), range(2, 385)),
 }
+_LEAST_QUERIES = 24
 _NO_ROWS = (range(0), range(0))
 # Rows from which short sums leave too little to compute beside what is moved, and their terms.
 _MANY_ROWS, _SHORT = 385, 256
@@ -63,6 +65,17 @@ def linear_wins(rows: int | None, columns: int, depth: int, packed: bool = False
     if rows is None:
         return bool(won) and exact and enough
     return exact and enough and rows in won and (rows < _MANY_ROWS or depth >= _SHORT)
+
+
+def attention_wins(queries: int | None) -> bool:
+    """Whether weft's own function computes an attention (attention.py).
+
+    Measured on Zen 4 with AVX-512 and with AVX2 (docs/architecture/codegen-products.md): it takes
+    0.55 to 0.9 of the library's time from 64 queries on, as long with 16.
+    """
+    exact = torch.get_float32_matmul_precision() == "highest"
+    fast = not isa_flags().isdisjoint(_ROWS)
+    return exact and fast and (queries is None or queries >= _LEAST_QUERIES)
 
 
 def loop_wins(item: Extern, buffers: Buffers) -> bool:

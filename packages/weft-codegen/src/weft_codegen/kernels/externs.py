@@ -20,8 +20,9 @@ import torch
 from torch import fx
 
 from weft_codegen.kernels.c_expr import index_c
-from weft_codegen.loops.index import ZERO, IndexExpr
+from weft_codegen.loops.index import ZERO, IndexExpr, const
 from weft_codegen.loops.program import BufferRef, Buffers, Extern
+from weft_codegen.loops.schedule.attention import ATTENTION, added_strides
 from weft_codegen.loops.schedule.linear import LINEAR, added_stride
 from weft_codegen.torch_compat import torch_library
 
@@ -34,7 +35,7 @@ DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 # Their C functions have a twin that writes into given memory.
 _OUT = (
     _aten.mm.default, _aten.mm.dtype, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default,
-    *LINEAR,
+    *LINEAR, ATTENTION,
 )  # fmt: skip
 
 
@@ -107,12 +108,31 @@ def shim_call(
     return (name, arguments) if len(arguments) + results == expected else None
 
 
-def linear_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers) -> str:
-    """The call of weft's own function for a product with a linear layer's weight (weft_linear.h).
+def own_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers) -> str:
+    """The call of weft's own function for the step; "" where there is none.
 
     Args:
         target, handles: the C text of the handles of the result, and of the operands.
     """
+    write = {ATTENTION: _attention_call, **dict.fromkeys(LINEAR, _linear_call)}.get(step.op)
+    return write(step, target, handles, buffers) if write else ""
+
+
+def _attention_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers) -> str:
+    *operands, causal, scale = step.args
+    q, k, v, *masks = (buffers[arg.name] for arg in operands if arg is not None)
+    result = buffers[step.results[0] or ""]
+    numbers = [*q.shape[:3], k.shape[2], q.shape[3], const(int(causal))]
+    for one in (result, q, k, v):
+        numbers += one.strides[:3]
+    numbers += (added_strides(masks[0], q, k) if masks else None) or [ZERO] * 3
+    data = [f"weft_data({handle})" for handle in (target, *handles)] + ["NULL"] * (not masks)
+    factor = q.shape[3].value ** -0.5 if scale is None else scale
+    sizes = f"(int64_t[]){{{', '.join(map(index_c, numbers))}}}"
+    return f"weft_attention({', '.join(data)}, {sizes}, {_real(factor)})"
+
+
+def _linear_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers) -> str:
     *added, left, right = (buffers[arg.name] for arg in step.args)
     strides = [added_stride(one, left.shape[0]) or ZERO for one in added] or [ZERO]
     numbers = (left.shape[0], right.shape[1], right.shape[0], *strides)

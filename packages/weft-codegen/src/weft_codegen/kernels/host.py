@@ -21,7 +21,6 @@ from weft_codegen.kernels.plan import ALIGN, Allocation, MemoryPlan
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const
 from weft_codegen.loops.lower.origins import by_line
-from weft_codegen.loops.schedule.linear import LINEAR
 
 
 class HostWriter:
@@ -215,9 +214,8 @@ class HostWriter:
             target = self._handle(result)
             python = f"weft_step_into({arguments}, {target})"
             pieces = [target, *pieces]
-            if step.op in LINEAR:
-                call = externs.linear_call(step, target, handles, self._program.buffers)
-                python = f"{call} && {python}"
+            own = externs.own_call(step, target, handles, self._program.buffers)
+            python = f"{own} && {python}" if own else python
         else:
             slots = ["NULL" if name is None else f"&{self._slot(name)}" for name in step.results]
             array = f"(weft_tensor *[]){{{', '.join(slots) or 'NULL'}}}"

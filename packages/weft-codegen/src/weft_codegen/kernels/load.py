@@ -29,6 +29,7 @@ from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
 from weft_codegen.kernels.step_events import Origins, StepEvents
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
+from weft_codegen.loops.schedule.attention import ATTENTION
 from weft_codegen.loops.schedule.linear import LINEAR
 from weft_codegen.torch_compat import entry_addresses, handle_offset, missing, torch_library
 
@@ -173,8 +174,10 @@ def emit_program(program: Program) -> tuple[Sources, str]:
     codes = {name: emit_kernel(kernel) for name, kernel in program.kernels.items()}
     host = HostWriter(program, codes).text()
     kernels = {code.symbol: code.text for code in codes.values()}
-    if any(isinstance(step, Extern) and step.op in LINEAR for step in program.steps):
-        kernels["weft_linear"] = (INCLUDE / "weft_linear.h").read_text()
+    called = {step.op for step in program.steps if isinstance(step, Extern)}
+    for name, ops in {"weft_linear": LINEAR, "weft_attention": (ATTENTION,)}.items():
+        if not called.isdisjoint(ops):
+            kernels[name] = (INCLUDE / f"{name}.h").read_text()
     return Sources(host, kernels), "\n\n".join([*kernels.values(), host]) + "\n"
 
 

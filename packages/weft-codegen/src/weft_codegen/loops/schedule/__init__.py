@@ -7,6 +7,7 @@ from typing import Any
 
 from weft_codegen.loops.program import Kernel, Launch, Program, Step, step_writes
 from weft_codegen.loops.schedule.assemble import assemble
+from weft_codegen.loops.schedule.attention import AttentionWins, own_attention
 from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
@@ -28,16 +29,19 @@ def schedule(
     fuse: bool = True,
     prefer: Prefer | None = None,
     linear: Wins | None = None,
+    attention: AttentionWins | None = None,
     strict: bool = False,
 ) -> Program:
     """The program of a lowered graph; without `fuse` every node gets a kernel of its own.
 
     `prefer` decides which larger matrix products become loops too (see matmul.py), and `linear`
-    which others weft's own function computes (see linear.py); `strict`: none.
+    and `attention` which others weft's own functions compute (see linear.py, attention.py);
+    `strict`: none.
     """
     if not strict:
         lowered = small_products(lowered, prefer) if fuse else lowered
         lowered = linear_products(lowered, linear) if linear else lowered
+        lowered = own_attention(lowered, attention) if attention else lowered
     lowered = split_reductions(lowered)
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
