@@ -17,15 +17,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from triton_kernels import CASES, softmax
-from triton_programs import GRAPHS
+from triton_programs import GRAPHS, SYMBOLIC, symbolic_program, symbolic_sizes
 from weft_codegen.compile import make_program
 from weft_codegen.kernels.build import Sources, build
 from weft_codegen.kernels.triton.emit import NoTritonForm, emit
 from weft_codegen.kernels.triton.gpu_host import GpuHostWriter
 from weft_codegen.kernels.triton.launch import compile_program
-from weft_codegen.loops.program import Buffer, Extern, Input
+from weft_codegen.loops.program import Buffer, Extern, Input, Launch
 
 HERE = Path(__file__).parent
 
@@ -81,6 +80,22 @@ for name in GRAPHS:
     print(name, "ok")
 """
 
+_SYMBOLIC = """
+import sys; sys.path.insert(0, {here!r})
+import torch
+from torch.utils import _pytree as pytree
+from triton_programs import SYMBOLIC, symbolic_program
+from weft_codegen.kernels.triton.launch import compile_program
+torch.manual_seed(0)
+for name, (function, _, calls) in SYMBOLIC.items():
+    compiled = compile_program(symbolic_program(name))
+    for shape in calls:
+        x = torch.randn(shape)
+        expected = pytree.tree_leaves(function(x))
+        torch.testing.assert_close(compiled(x), expected, rtol=1e-5, atol=1e-4, msg=name)
+    print(name, "ok")
+"""
+
 
 def _run(program: str, interpret: bool) -> str:
     environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
@@ -106,6 +121,21 @@ def test_kernels_compile_to_cubin_without_a_gpu() -> None:
 @pytest.mark.parametrize("interpret", [True, False])
 def test_scheduled_graphs(interpret: bool) -> None:
     assert _run(_GRAPHS, interpret).split()[::2] == list(GRAPHS)
+
+
+@pytest.mark.slow
+def test_blocks_of_the_example_serve_other_sizes() -> None:
+    assert _run(_SYMBOLIC, interpret=True).split()[::2] == list(SYMBOLIC)
+
+
+def test_symbolic_rows_are_as_wide_as_in_the_example() -> None:
+    program = symbolic_program("softmax")
+    (launch,) = (step for step in program.steps if isinstance(step, Launch))
+    kernel = program.kernels[launch.kernel]
+    known, unknown = emit(kernel, program.kernel_hints(launch)), emit(kernel)
+    assert "[8, 32]" in known.source and "[2048]" not in known.source
+    assert "[2048]" in unknown.source
+    assert known.phases[0].programs({"n0": 2100, "n1": 20}) == 263
 
 
 def test_a_row_too_long_for_a_block_is_refused() -> None:
@@ -166,9 +196,8 @@ def test_a_size_that_is_a_number_or_an_expression_is_an_argument() -> None:
 
 
 def test_an_empty_sum_over_a_symbolic_size_is_not_cut() -> None:
-    dims = StatelessSymbolicContext([DimDynamic.STATIC, DimDynamic.DYNAMIC])
-    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        columns = mode.from_tensor(torch.empty(2, 9), symbolic_context=dims).shape[1]
+    mode, (columns,) = symbolic_sizes(9)
+    with mode:
         fake = torch.empty(0, columns, device="cuda")
         graph = make_fx(lambda x: [x.sum()])(fake)
     assert make_program(graph, [columns, fake]).kernels
@@ -176,9 +205,8 @@ def test_an_empty_sum_over_a_symbolic_size_is_not_cut() -> None:
 
 def test_only_innermost_loops_are_unrolled() -> None:
     """Copies of copies of a block took LLVM minutes."""
-    dims = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3)
-    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        sizes = mode.from_tensor(torch.empty(6, 7, 8), symbolic_context=dims).shape
+    mode, sizes = symbolic_sizes(6, 7, 8)
+    with mode:
         fakes = [torch.empty(sizes, device="cuda"), torch.empty(sizes[::-1], device="cuda")]
         graph = make_fx(lambda x, y: [(x + y.permute(2, 1, 0)).sum()])(*fakes)
     (kernel,) = make_program(graph, [*sizes, *fakes]).kernels.values()

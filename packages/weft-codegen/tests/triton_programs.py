@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 from weft_codegen.compile import decompositions, make_program
 from weft_codegen.loops.program import CPU, Program
 
@@ -99,6 +101,50 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }
 
 
+# Rows of the example are so many that a program takes several.
+SYMBOLIC: dict[str, tuple[Callable[..., Any], tuple[int, int], list[tuple[int, int]]]] = {
+    "softmax": (lambda x: torch.softmax(x, -1), (9000, 20), [(37, 20), (7, 300), (41, 3)]),
+    "layer_norm": (lambda x: F.layer_norm(F.gelu(x), x.shape[1:]), (9000, 9), [(3, 700), (25, 7)]),
+    "gather": (
+        lambda x: x.gather(1, x.argmax(1, keepdim=True)) * x.amin(1, keepdim=True),
+        (9000, 30),
+        [(26, 30), (49, 70)],
+    ),
+    "concatenation": (
+        lambda x: torch.cat([x, x * 2], 1).softmax(1) * x.amax(1, keepdim=True),
+        (9000, 9),
+        [(33, 9), (19, 40)],
+    ),
+    "columns": (lambda x: (x.sum(0), x * 2), (4096, 24), [(496, 24), (5, 70), (301, 3)]),
+    "columns_of_a_product": (lambda x: (x * x).sum(0), (2048, 768), [(33, 40), (247, 130)]),
+    "total": (lambda x: x.exp().sum(), (300, 700), [(30, 70), (2, 3), (70, 301)]),
+}
+"""Graphs of a matrix of symbolic sizes: a function, the example's sizes, and those of calls."""
+
+
+def symbolic_sizes(*hints: int) -> tuple[FakeTensorMode, torch.Size]:
+    """Symbolic sizes, each of another symbol, and the mode that fake tensors of them belong to."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    dims = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(hints))
+    return mode, mode.from_tensor(torch.empty(hints), symbolic_context=dims).shape
+
+
+def symbolic_program(name: str) -> Program:
+    """The program of a graph of `SYMBOLIC`, called with the matrix."""
+    single, shape, _ = SYMBOLIC[name]
+    mode, sizes = symbolic_sizes(*shape)
+    with mode:
+        fake = torch.empty(sizes, device="cuda")
+        graph = make_fx(lambda x: pytree.tree_leaves(single(x)), decompositions())(fake)
+    return _on_cpu(make_program(graph, [fake]))
+
+
+def _on_cpu(made: Program) -> Program:
+    """A program for a GPU, with its buffers where Triton's interpreter has its tensors."""
+    buffers = {n: replace(buffer, device=CPU) for n, buffer in made.buffers.items()}
+    return replace(made, buffers=buffers)
+
+
 def program(name: str) -> tuple[Program, list[torch.Tensor], Callable[..., Any]]:
     """The program of a graph, scheduled for a GPU; inputs for it; and what eager computes.
 
@@ -115,6 +161,4 @@ def program(name: str) -> tuple[Program, list[torch.Tensor], Callable[..., Any]]
     with FakeTensorMode():
         fakes = [torch.empty(shape, device="cuda") for shape in shapes]
         graph = make_fx(function, decompositions())(*fakes)
-    made = make_program(graph, fakes)
-    buffers = {n: replace(buffer, device=CPU) for n, buffer in made.buffers.items()}
-    return replace(made, buffers=buffers), inputs, function
+    return _on_cpu(make_program(graph, fakes)), inputs, function

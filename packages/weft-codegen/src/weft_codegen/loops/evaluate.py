@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft_codegen.loops import index as ix
@@ -51,3 +51,11 @@ def evaluate(expr: ix.IndexExpr, leaf: Callable[[ix.Atom], Any]) -> Any:
                 term = term * _VALUE[type(atom)](*pieces)
         total = total + term
     return total
+
+
+def evaluate_known(expr: ix.IndexExpr, known: Mapping[str, int]) -> int | None:
+    """The value of `expr` where `known` has every size in it, else None."""
+    try:
+        return int(evaluate(expr, lambda atom: known[atom.key]))
+    except KeyError:
+        return None

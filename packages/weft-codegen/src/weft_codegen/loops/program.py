@@ -1,6 +1,6 @@
 """The loop program: what a graph becomes between lowering and a target language.
 
-    Program = (sizes, inputs, constants, buffers, kernels, steps, outputs, mutations)
+    Program = (sizes, inputs, constants, buffers, kernels, steps, outputs, mutations, hints)
     input   = Input(name, kind)                    kind: tensor (a buffer) or size (an int symbol)
     Buffer  = (name, dtype, shape, strides)        sizes and strides are IndexExpr, in elements
     step    = Launch(kernel, buffers, sizes)       run a kernel on these buffers
@@ -60,6 +60,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from weft_codegen.loops.evaluate import evaluate_known
 from weft_codegen.loops.expr import Expr, Load, Local, Read, computed_operands, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, single
 
@@ -286,7 +287,8 @@ class Program:
     """A whole graph.  `buffers` holds every buffer: inputs, constants, results, aliases.
 
     `sizes` are the size symbols in use, each bound by a size Input or by a tensor input's shape.
-    `mutations` names the inputs whose memory the steps write.
+    `mutations` names the inputs whose memory the steps write. `hints` are the values that size
+    symbols had in the example that the graph was traced with: good for speed, true of no call.
     """
 
     sizes: tuple[str, ...]
@@ -297,6 +299,13 @@ class Program:
     steps: tuple[Step, ...]
     outputs: tuple[Output, ...]
     mutations: tuple[str, ...] = ()
+    hints: dict[str, int] = field(default_factory=dict)
+
+    def kernel_hints(self, step: Launch) -> dict[str, int]:
+        """Likely values of the sizes of a launched kernel, by the kernel's names."""
+        formal = self.kernels[step.kernel].sizes
+        values = (evaluate_known(size, self.hints) for size in step.sizes)
+        return {n: v for n, v in zip(formal, values, strict=True) if v is not None}
 
     @functools.cached_property
     def device(self) -> torch.device:

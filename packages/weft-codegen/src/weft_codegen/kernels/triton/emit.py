@@ -9,6 +9,8 @@ A Triton program is one point of the grid and computes on blocks of lanes. How a
   and combines the lanes at the end; a reduction into a row adds lane by lane, and a block may take
   several iterations of the loop around them at once. Other loops between the two stay loops.
 * A row (a local with one element per lane) lives in registers, so its loop must fit one block.
+* Where rows are short, a program takes several points of the grid: blocks are rows times lanes, and
+  what is a scalar of a row is a block of one lane.
 
 Each top-level parallel loop of a kernel becomes a Triton function, launched in order.
 """
@@ -16,12 +18,15 @@ Each top-level parallel loop of a kernel becomes a Triton function, launched in 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from weft_codegen.kernels.exprs import locals_of
+from weft_codegen.kernels.triton.blocks import Blocks, Tile, leaf_of
 from weft_codegen.kernels.triton.triton_expr import (
+    Dimension,
     Lanes,
     NoTritonForm,
     ValueWriter,
@@ -30,24 +35,15 @@ from weft_codegen.kernels.triton.triton_expr import (
 )
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.evaluate import evaluate
-from weft_codegen.loops.expr import Const, Local, is_product
+from weft_codegen.loops.expr import Const, Local
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.schedule.assemble import GPU_FEW_COLUMNS, GPU_LANES, GPU_ROW, identity
+from weft_codegen.loops.schedule.assemble import GPU_LANES, GPU_ROW, identity
 from weft_codegen.loops.steps import coefficient
 
-CHUNK = 2048
-# Fewer would not be loaded 16 bytes a thread.
-LANES_OF_A_WARP = 256
-# Programs that keep a GPU busy.
-BUSY = 1024
-# Lanes of a warp that multiplies a row by a column: the more it loads at once, the better.
-PRODUCT_LANES = 2048
-# Lanes of a block that takes several rows at once: of sums of columns that store each element, too,
-# and of sums of so few columns that there are few programs.
-TILE, FEW_COLUMNS_TILE = 1024, 8192
-# Iterations whose loads are in flight together: of few elements a thread, of many, and of a tile.
-UNROLL, UNROLL_CHUNKS, UNROLL_TILES = 16, 4, 1
+# Iterations whose loads are in flight together: of few elements a thread, of many (both unrolled),
+# and of tiles (a pipeline through shared memory).
+UNROLL, UNROLL_CHUNKS, STAGES = 16, 4, 3
 
 HEADER = """\
 import triton
@@ -67,7 +63,7 @@ class Phase:
 
     name: str
     grid: IndexExpr
-    block: int  # lanes of a pointwise program, 0 where a program is one grid point
+    block: int  # points of a program: of a pointwise one, or rows; 0 where it is one
     warps: int
 
     def programs(self, sizes: dict[str, int]) -> int:
@@ -85,8 +81,8 @@ class TritonKernel:
     phases: tuple[Phase, ...]
 
 
-def emit(kernel: ir.Kernel) -> TritonKernel:
-    """Write `kernel` as Triton source.
+def emit(kernel: ir.Kernel, hints: Mapping[str, int] | None = None) -> TritonKernel:
+    """Write `kernel` as Triton source; `hints` are likely values of its sizes, by name.
 
     Raises:
         NoTritonForm: when a row does not fit a block, or is not indexed by its lane.
@@ -96,7 +92,7 @@ def emit(kernel: ir.Kernel) -> TritonKernel:
     for number, statements_of in enumerate(groups):
         # A prefix of its own, so that no kernel hides a function of the prelude.
         name = f"weft_{kernel.name}" + (f"_{number}" if len(groups) > 1 else "")
-        writer = _Function(kernel, name)
+        writer = _Function(kernel, name, Blocks(hints or {}))
         phases.append(writer.write(statements_of))
         sources.append(writer.source())
     return TritonKernel(kernel, "\n\n".join(sources), tuple(phases))
@@ -126,39 +122,16 @@ def _is_parallel(stmt: ir.Stmt) -> bool:
     return isinstance(stmt, ir.Loop) and stmt.kind == "parallel"
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """Iterations of `loop` and lanes of `leaf`, the only thing in it, that one block takes: `rows`
-    times `columns`."""
-
-    loop: ir.Loop
-    leaf: ir.Loop
-    rows: int
-    columns: int
-
-    @property
-    def lanes(self) -> int:
-        return self.rows * self.columns
-
-    def bounds(self) -> list[tuple[Axis, IndexExpr]]:
-        """What the block may exceed: (axis, end)."""
-        ends = [(self.leaf.axis, end) for end in (self.leaf.limit,) if end is not None]
-        for loop, size in ((self.loop, self.rows), (self.leaf, self.columns)):
-            extent = loop.axis.extent
-            if extent.value % size:
-                ends.append((loop.axis, extent))
-        return ends
-
-
 class _Function(ValueWriter):
     """Writer of one Triton function: the loop nest and its statements."""
 
-    def __init__(self, kernel: ir.Kernel, name: str) -> None:
+    def __init__(self, kernel: ir.Kernel, name: str, blocks: Blocks) -> None:
         super().__init__()
-        self.kernel, self.title = kernel, name
+        self.kernel, self.title, self.blocks = kernel, name, blocks
         self.sums: dict[Local, str] = {}
-        self.tile: _Tile | None = None
-        self.widest = 1  # lanes of a tile
+        self.tile: Tile | None = None
+        self.rows: Dimension | None = None
+        self.widest, self.tiled = 1, False  # lanes of a row, and whether a loop is tiled
 
     def source(self) -> str:
         """The function's source."""
@@ -176,18 +149,43 @@ class _Function(ValueWriter):
         if flat_axes and all(isinstance(s, ir.Store) for s in others):
             points = product(axis.extent for axis in flat_axes)
             return self._write_flat(flat_axes, flat_body, points)
-        self.line("lane = tl.program_id(0)")
-        self._unravel(grid)
-        self.body(body)
-        leaves = (s for s in ir.statements(body) if isinstance(s, ir.Loop) and s.is_innermost)
-        widest = max([self.widest, *map(_block_of, leaves)])
-        warps = 4 if widest <= CHUNK else 8 if widest <= 4 * CHUNK else 16
+        rows = self.blocks.rows(grid, body)
         points = product(axis.extent for axis in grid)
-        if points.is_const and points.value >= BUSY:  # else a program has the more warps
-            warps = min(warps, max(1, widest // LANES_OF_A_WARP))
-        if any(is_product(value) for s in ir.statements(body) for value in ir.stmt_exprs(s)):
-            warps = max(1, widest // PRODUCT_LANES)
-        return Phase(self.title, points, 0, warps)
+        self.line("lane = tl.program_id(0)")
+        if rows > 1:
+            self.line(f"lane = (lane * {rows} + tl.arange(0, {rows}))[:, None]")
+            even = points.is_const and points.value % rows == 0
+            if not even:
+                self.line(f"inside_rows = lane < {self.at(points)}")
+            self.rows = Dimension(rows, frozenset(grid), None if even else "inside_rows")
+        self._unravel(grid)
+        self._spread_over(None)
+        self._body_that_may_fit(body)
+        warps = self.blocks.warps(grid, body, rows * self.widest, self.tiled)
+        return Phase(self.title, points, rows if rows > 1 else 0, warps)
+
+    def _body_that_may_fit(self, body: ir.Body) -> None:
+        """`body`, and before it a variant without loops for lengths that fit the example's blocks:
+        there what several loops load is loaded once."""
+        loops = [s for s in ir.statements(body) if isinstance(s, ir.Loop)]
+        known, fitting = self.blocks, replace(self.blocks, fitting=True)
+        fits = {s.axis.extent: fitting.columns(s) for s in loops if known.may_fit(s)}
+        if not fits:
+            self.body(body)
+            return
+        tests = [f"({self.at(extent)} <= {block})" for extent, block in fits.items()]
+        for head, self.blocks in ((f"if {' & '.join(tests)}:", fitting), ("else:", known)):
+            self.line(head)
+            self.depth += 1
+            self.body(body)
+            self.depth -= 1
+
+    def _spread_over(self, lanes: Dimension | None) -> None:
+        """Let what follows be computed on `lanes` of the program's rows."""
+        if self.rows is not None:
+            self.lanes = Lanes((self.rows, lanes or Dimension(1)))
+        else:
+            self.lanes = Lanes((lanes,)) if lanes else None
 
     def _write_flat(self, axes: list[Axis], body: ir.Body, points: IndexExpr) -> Phase:
         block = GPU_LANES
@@ -198,7 +196,7 @@ class _Function(ValueWriter):
             self.line(f"inside = lane < {self.at(points)}")
             mask = "inside"
         self._unravel(axes)
-        self.lanes = Lanes(block, mask, frozenset(axes))
+        self._spread_over(Dimension(block, frozenset(axes), mask))
         self._scope(body, {})
         return Phase(self.title, points, block, 4)
 
@@ -221,8 +219,8 @@ class _Function(ValueWriter):
                 self.forget(ir.locals_changed(statement.body))
                 sums: list[ir.Reduce] = []
                 if not self.sums:
-                    self.tile = _tile_in(statement)
-                    sums = self._start_sums(_leaf(statement))
+                    self.tile = self.blocks.tile(statement)
+                    sums = self._start_sums(leaf_of(statement))
                 (self._spread if statement.is_innermost else self._for)(statement)
                 for s in sums:
                     self._combine_lanes(s)
@@ -238,7 +236,7 @@ class _Function(ValueWriter):
             return
         inner = [s for s in ir.statements(loop.body) if isinstance(s, ir.Loop)]
         # Loops unrolled inside of unrolled loops take LLVM minutes.
-        factor = UNROLL if all(_is_block(s) for s in inner) else 1
+        factor = UNROLL if all(map(self.blocks.is_whole, inner)) else 1
         self.line(f"for {loop.axis.key} in tl.range(0, {stop}, loop_unroll_factor={factor}):")
         self.depth += 1
         self.body(loop.body)
@@ -246,46 +244,49 @@ class _Function(ValueWriter):
 
     def _spread(self, loop: ir.Loop) -> None:
         """An innermost loop over lanes: in one block where it fits, else in chunks."""
-        block, extent, axis = _block_of(loop), loop.axis.extent, loop.axis.key
-        whole = _is_block(loop)
+        block, extent, axis = self.blocks.columns(loop), loop.axis.extent, loop.axis.key
+        whole, lanes = self.blocks.is_whole(loop), self._arange(block)
+        self.widest = max(self.widest, block)
         self._check_rows(loop, whole, set(self.sums))
         if whole:
-            self.line(f"{axis} = tl.arange(0, {block})")
+            self.line(f"{axis} = {lanes}")
         else:
             self.line(
                 f"for {axis}_start in tl.range(0, {self.at(extent)}, {block}, "
-                f"loop_unroll_factor={UNROLL_CHUNKS}):"
+                f"loop_unroll_factor={1 if self.blocks.may_fit(loop) else UNROLL_CHUNKS}):"
             )
             self.depth += 1
-            self.line(f"{axis} = {axis}_start + tl.arange(0, {block})")
-        bounds = [] if whole and extent.value == block else [extent]
+            self.line(f"{axis} = {axis}_start + {lanes}")
+        full = whole and extent.is_const and extent.value == block
+        bounds = [] if full else [extent]
         bounds += [loop.limit] if loop.limit is not None else []
         if bounds:
             tests = [f"({axis} < {self.at(bound)})" for bound in bounds]
             self.line(f"inside{block} = {' & '.join(tests)}")
         # In a loop a variable of Triton keeps its type, and so its block.
-        self.lanes = Lanes(block, f"inside{block}" if bounds else None, frozenset([loop.axis]))
+        mask = f"inside{block}" if bounds else None
+        self._spread_over(Dimension(block, frozenset([loop.axis]), mask))
         self._scope(loop.body, self.sums)
-        self.lanes = None
+        self._spread_over(None)
         self.depth -= 0 if whole else 1
 
-    def _spread_tile(self, tile: _Tile, stop: str) -> None:
+    def _arange(self, block: int) -> str:
+        return f"tl.arange(0, {block})" + ("[None, :]" if self.rows else "")
+
+    def _spread_tile(self, tile: Tile, stop: str) -> None:
         """A loop and the lanes inside of it, several iterations a block."""
         row, lanes = tile.loop.axis.key, tile.lanes
         self._check_rows(tile.leaf, True, set(self.sums))
-        self.line(
-            f"for {row}_start in tl.range(0, {stop}, {tile.rows}, "
-            f"loop_unroll_factor={UNROLL_TILES}):"
-        )
+        self.line(f"for {row}_start in tl.range(0, {stop}, {tile.rows}, num_stages={STAGES}):")
         self.depth += 1
         self.line(f"{row} = {row}_start + tl.arange(0, {lanes}) // {tile.columns}")
         tests = [f"({axis.key} < {self.at(end)})" for axis, end in tile.bounds()]
         if tests:
             self.line(f"inside{lanes} = {' & '.join(tests)}")
         axes = frozenset([tile.loop.axis, tile.leaf.axis])
-        self.lanes = Lanes(lanes, f"inside{lanes}" if tests else None, axes)
+        self._spread_over(Dimension(lanes, axes, f"inside{lanes}" if tests else None))
         self._scope(tile.leaf.body, self.sums)
-        self.lanes = None
+        self._spread_over(None)
         self.depth -= 1
 
     def _start_sums(self, leaf: ir.Loop | None) -> list[ir.Reduce]:
@@ -296,8 +297,9 @@ class _Function(ValueWriter):
         reduces = [s for s in leaf.body if isinstance(s, ir.Reduce)]
         found = [s for s in reduces if self.tile or coefficient(s.index, leaf.axis) is ZERO]
         sums = list({s.targets: s for s in found}.values())  # what is concatenated adds to one
-        block = self.tile.lanes if self.tile else _block_of(leaf)
-        self.widest = max(self.widest, block)
+        block = self.tile.lanes if self.tile else self.blocks.columns(leaf)
+        shape = f"[{block}]" if self.rows is None else f"[{self.rows.size}, {block}]"
+        self.widest, self.tiled = max(self.widest, block), self.tiled or self.tile is not None
         if self.tile:  # before all loops: in one a variable of Triton keeps its type
             self.line(f"{leaf.axis.key} = tl.arange(0, {block}) % {self.tile.columns}")
         for s in sums:
@@ -305,7 +307,7 @@ class _Function(ValueWriter):
                 if not target.is_scalar and not self.tile:
                     raise NoTritonForm(f"row {target.name} is reduced across lanes")
                 name = self.sums[target] = f"{target.name}_lanes{block}"
-                self.line(f"{name} = tl.full([{block}], {start}, {type_name(target.dtype)})")
+                self.line(f"{name} = tl.full({shape}, {start}, {type_name(target.dtype)})")
         return sums
 
     def _check_rows(self, loop: ir.Loop, whole: bool, accumulated: set[Local]) -> None:
@@ -327,11 +329,12 @@ class _Function(ValueWriter):
         if self.tile is not None:
             shape = f"[{self.tile.rows}, {self.tile.columns}]"
             lanes = [f"tl.reshape({name}, {shape})" for name in lanes]
+        across = f"0, {combine}" if self.rows is None else f"1, {combine}, keep_dims=True"
         if len(names) == 1:
-            self.line(f"{names[0]} = {combine}({names[0]}, tl.reduce({lanes[0]}, 0, {combine}))")
+            self.line(f"{names[0]} = {combine}({names[0]}, tl.reduce({lanes[0]}, {across}))")
             return
         parts = [f"{name}_part" for name in names]
-        self.line(f"{', '.join(parts)} = tl.reduce(({', '.join(lanes)}), 0, {combine})")
+        self.line(f"{', '.join(parts)} = tl.reduce(({', '.join(lanes)}), {across})")
         operands = [*names, *parts]
         self.line(f"{', '.join(names)} = {combine}({', '.join(operands)})")
 
@@ -351,8 +354,8 @@ class _Function(ValueWriter):
         elif isinstance(statement, ir.Set):
             self.check_row_index(statement.local, statement.index)
             value = self.text(statement.value)
-            if self.lanes and not statement.local.is_scalar:
-                value = f"tl.broadcast_to({value}, [{self.lanes.size}])"
+            if self.lanes and (self.rows or not statement.local.is_scalar):
+                value = f"tl.broadcast_to({value}, {self.lanes.shape()})"
             self.line(
                 f"{statement.local.name} = tl.cast({value}, {type_name(statement.local.dtype)})"
             )
@@ -384,48 +387,6 @@ class _Function(ValueWriter):
             operands.append(typed)
         self.line(f"{', '.join(targets)} = {combine}({', '.join([*targets, *operands])})")
         self.forget(s.targets)
-
-
-def _leaf(loop: ir.Loop) -> ir.Loop | None:
-    """The innermost loop, where every loop around it holds nothing else."""
-    while not loop.is_innermost:
-        inner = loop.body[0]
-        if len(loop.body) > 1 or not isinstance(inner, ir.Loop):
-            return None
-        loop = inner
-    return loop
-
-
-def _tile_in(loop: ir.Loop) -> _Tile | None:
-    """The tile of a sum of columns that stores each element, too, or of few columns: a loop of
-    known length around lanes. Unrolled, so much code would take longer to fetch than to run."""
-    leaf = _leaf(loop)
-    if leaf is None or leaf is loop or not _is_block(leaf):
-        return None
-    while loop.body[0] is not leaf:
-        loop = loop.body[0]  # type: ignore[assignment]
-    extent, columns = loop.axis.extent, _block_of(leaf)
-    kinds = set(map(type, leaf.body))
-    few = kinds == {ir.Reduce} and columns <= GPU_FEW_COLUMNS
-    most = (FEW_COLUMNS_TILE if few else TILE) // columns
-    rows = min(most, 1 << (extent.value - 1).bit_length()) if extent.is_const else 0
-    targets = {t for s in leaf.body if isinstance(s, ir.Reduce) for t in s.targets}
-    used = {local for local in locals_of(leaf.body) if not local.is_scalar}
-    alone = targets == used and (few or kinds == {ir.Reduce, ir.Store})
-    return _Tile(loop, leaf, rows, columns) if alone and used and rows > 1 else None
-
-
-def _block_of(loop: ir.Loop) -> int:
-    extent = loop.axis.extent
-    if extent.is_const and extent.value <= GPU_ROW:
-        return max(16, 1 << (extent.value - 1).bit_length())
-    return CHUNK
-
-
-def _is_block(loop: ir.Loop) -> bool:
-    """Whether a loop becomes one block of lanes, and so no loop of Triton."""
-    extent = loop.axis.extent
-    return loop.is_innermost and extent.is_const and _block_of(loop) >= extent.value
 
 
 def _combiner(s: ir.Reduce) -> str:

@@ -89,7 +89,7 @@ def _emit(program: ir.Program) -> tuple[dict[str, TritonKernel], dict[str, Kerne
             if runs_on_cpu(program, step):
                 codes[step.kernel] = emit_kernel(kernel)
             elif step.kernel not in kernels:
-                kernels[step.kernel] = emit(kernel)
+                kernels[step.kernel] = emit(kernel, program.kernel_hints(step))
     return kernels, codes
 
 

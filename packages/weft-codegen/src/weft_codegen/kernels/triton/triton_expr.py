@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from weft_core.errors import WeftError
@@ -12,6 +14,7 @@ from weft_codegen.kernels.exprs import ExprWriter, division
 from weft_codegen.loops import index as ix
 from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Load, Local, Read
 from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.program import locals_read
 
 _DIVISIONS = {
     ix.Quotient: division("//", "floordiv(tl.cast({}, tl.int64), tl.cast({}, tl.int64))"),
@@ -28,13 +31,39 @@ class NoTritonForm(WeftError):
     """The nest has no Triton form here; the message says which statement and why."""
 
 
-@dataclass
-class Lanes:
-    """The block that the current statements are spread over."""
+@dataclass(frozen=True)
+class Dimension:
+    """A dimension of a block: the axes that run along it, and which of its places exist."""
 
     size: int
-    mask: str | None
-    axes: frozenset[ix.Axis]
+    axes: frozenset[ix.Axis] = frozenset()
+    mask: str | None = None
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The block that the current statements are spread over: lanes, or rows times lanes."""
+
+    dimensions: tuple[Dimension, ...]
+
+    @property
+    def axes(self) -> frozenset[ix.Axis]:
+        """Every axis that runs along it."""
+        return frozenset[ix.Axis]().union(*(dimension.axes for dimension in self.dimensions))
+
+    def shape(self, axes: Set[Any] | None = None) -> str:
+        """Its shape, or the one of what varies along `axes` alone."""
+        sizes = (d.size if axes is None or d.axes & axes else 1 for d in self.dimensions)
+        return f"[{', '.join(map(str, sizes))}]"
+
+    def masks(self, axes: Set[Any] | None = None) -> list[str]:
+        """The masks of it, or of what varies along `axes` alone."""
+        return [d.mask for d in self.dimensions if d.mask and (axes is None or d.axes & axes)]
+
+    @property
+    def mask(self) -> str | None:
+        """Its mask as one text."""
+        return " & ".join(self.masks()) or None
 
 
 class ValueWriter(ExprWriter):
@@ -88,33 +117,39 @@ class ValueWriter(ExprWriter):
         return f"tl.cast({self.at(node.index)}, {type_name(node.dtype)})"
 
     def _load(self, node: Load) -> str:
-        masks = [self.lanes.mask] if self.lanes and self.lanes.mask else []
+        # Where it is the same along a dimension, one place is read: a scalar takes no block mask.
+        axes = None if node.mask is not None else self._varies(node)
+        masks = self.lanes.masks(axes) if self.lanes else []
         masks += [self._mask(node.mask)] if node.mask is not None else []
-        # A scalar address takes no block mask: every lane would read the same valid element.
-        on_lanes = node.mask is not None or bool(self.lanes and node.axes & self.lanes.axes)
-        tail = f", mask={' & '.join(masks)}, other=0" if masks and on_lanes else ""
-        place = self.places(node.index) if tail else self.at(node.index)
+        tail = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        place = self.places(node.index, axes) if tail else self.at(node.index)
         return f"tl.load({node.buffer} + {place}{tail})"
+
+    def _varies(self, node: Load) -> Set[Any] | None:
+        """The axes that decide where `node` loads; None: any, as a local may of a row."""
+        rows = self.lanes is not None and len(self.lanes.dimensions) > 1
+        return None if rows and locals_read(node) else node.axes
 
     def _mask(self, node: Expr) -> str:
         if self.lanes is None:
             return f"({self.text(node)})"
         # Through an integer: Triton's interpreter makes no mask of a bool that was spread.
         text = f"tl.cast({self.text(node)}, tl.int32)"
-        if not node.axes & self.lanes.axes:
-            text = f"tl.broadcast_to({text}, [{self.lanes.size}])"
+        if not all(dimension.axes & node.axes for dimension in self.lanes.dimensions):
+            text = f"tl.broadcast_to({text}, {self.lanes.shape()})"
         return f"({text} != 0)"
 
-    def places(self, where: ix.IndexExpr) -> str:
-        """Text of an index expression with a value for each lane."""
+    def places(self, where: ix.IndexExpr, axes: Set[Any] | None = None) -> str:
+        """Text of an index expression with a value for each lane, or for each along `axes`."""
         if self.lanes is None:
             return self.at(where)
+        shape = self.lanes.shape(axes)
         if where.is_const:
-            return f"tl.full([{self.lanes.size}], {where.value}, tl.int64)"
+            return f"tl.full({shape}, {where.value}, tl.int64)"
         text = self.at(where)
         if self.lanes.axes.isdisjoint(ix.atoms(where)):
             text = self._integer(text)  # a counter of a loop is an int in Triton's interpreter
-        return f"tl.broadcast_to({text}, [{self.lanes.size}])"
+        return f"tl.broadcast_to({text}, {shape})"
 
     def _read(self, node: Read) -> str:
         self.check_row_index(node.local, node.index)

@@ -28,7 +28,7 @@ from weft_codegen.loops.lower.lowering import Call, LoweringContext
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.rows import LOWERINGS
 from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index
-from weft_codegen.loops.lower.sizes import bound_sizes, learn
+from weft_codegen.loops.lower.sizes import bound_sizes, learn, size_hints
 from weft_codegen.loops.lower.strict import is_exact
 
 _log = events.logger("codegen", "lowering")
@@ -110,7 +110,7 @@ class GraphLowering(LoweringContext):
         program = ir.Program(
             (), inputs, self._constants, self._buffers, {}, steps, outputs, mutations
         )
-        return replace(program, sizes=bound_sizes(program))
+        return replace(program, sizes=bound_sizes(program), hints=size_hints(self._gm))
 
     # ---- the graph's boundary
 

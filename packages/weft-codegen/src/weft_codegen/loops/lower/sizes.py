@@ -117,6 +117,14 @@ def learn(gm: fx.GraphModule) -> Facts:
     return facts
 
 
+def size_hints(gm: fx.GraphModule) -> dict[str, int]:
+    """The values that the sizes which inputs show had in the example, by name."""
+    inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    given = [n for n in inputs if isinstance(n, torch.SymInt)] + list(_sizes(inputs))
+    atoms = [(ix.single(where), amount.node) for amount, where in _convertible(given)]
+    return {a.key: n.hint for a, n in atoms if isinstance(a, ix.Size) and n.has_hint()}
+
+
 def _sizes(values: Iterable[Any]) -> Iterator[torch.SymInt]:
     """The symbolic sizes of tensors."""
     for value in values:

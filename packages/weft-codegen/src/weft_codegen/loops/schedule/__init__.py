@@ -69,7 +69,7 @@ def schedule(
             arguments = tuple(names[position] for position in positions)
             step = replace(like, buffers=arguments, origins=origins)
         else:
-            nest = assemble(unit, needed, mutated, buffers)
+            nest = assemble(unit, needed, mutated, buffers, lowered.hints)
             step = launch(nest, buffers, origins, kernels)
             launches[key] = step, tuple(map(names.index, step.buffers))
         steps.append(step)

@@ -13,10 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
+from weft_codegen.loops.evaluate import evaluate_known
 from weft_codegen.loops.expr import Expr, Load, Local, cast, compute_dtype, constant, read
 from weft_codegen.loops.index import ONE, Axis, IndexExpr, const, in_range, product
 from weft_codegen.loops.ops import REDUCTIONS
@@ -74,17 +76,24 @@ def identity(op: str, dtype: torch.dtype) -> Expr:
 
 
 def assemble(
-    group: Group, needed: frozenset[str], mutated: frozenset[str], buffers: Buffers
+    group: Group,
+    needed: frozenset[str],
+    mutated: frozenset[str],
+    buffers: Buffers,
+    hints: Mapping[str, int] = MappingProxyType({}),
 ) -> Body:
-    """The loop nest of a group, its names not yet canonical; `needed` are read outside it."""
+    """The loop nest of a group, its names not yet canonical; `needed` are read outside it.
+
+    `hints` are likely values of symbolic sizes.
+    """
     if not any(map(group.sums_columns, group.members)):  # those keep the tiles they were cut into
         group = merge_axes(group)
     on_cpu = _on_cpu(group, buffers)
     # A program on a GPU has its lanes along one axis, and so a row.
     fits = in_range(product(loop.extent for loop in group.swept) - 1, const(GPU_ROW))
     rows = on_cpu or (len(group.swept) == 1 and fits and _lane(group, on_cpu) is None)
-    order = plan_sweeps(group, needed, mutated, rows=rows)
-    body = _Assembly(group, order, mutated, buffers).build()
+    order = plan_sweeps(group, needed, mutated, rows=rows, on_cpu=on_cpu)
+    body = _Assembly(group, order, mutated, buffers, hints).build()
     return split_loops(body) if on_cpu else body  # lanes are masked at no cost
 
 
@@ -96,9 +105,14 @@ class _Assembly:
     """Builds one nest: values by sweep, then statements, then the loops around them."""
 
     def __init__(
-        self, group: Group, plan_: SweepPlan, mutated: frozenset[str], buffers: Buffers
+        self,
+        group: Group,
+        plan_: SweepPlan,
+        mutated: frozenset[str],
+        buffers: Buffers,
+        hints: Mapping[str, int],
     ) -> None:
-        self._plan = plan_
+        self._plan, self._hints = plan_, hints
         self._mutated = mutated
         self._buffers = buffers
         self._locals: dict[str, tuple[Local, ...]] = {}
@@ -120,7 +134,10 @@ class _Assembly:
     def _split_lane(self, lane: Axis, row: Axis | None) -> None:
         """Block the lane axis, and the row axis of a product."""
         extent = lane.extent
-        size = self._columns(lane) if extent.is_const else _BLOCK
+        if self._on_cpu:
+            size = self._columns(lane) if extent.is_const else _BLOCK
+        else:
+            size = self._gpu_columns(lane)
         cuts: dict[Axis, Blocked] = {}
         if row is not None and (shape := product_block(row.extent, extent)):
             height, size = shape
@@ -137,16 +154,21 @@ class _Assembly:
         extent, threads = lane.extent.value, torch.get_num_threads()
         others = product(loop.extent for loop in self._group.kept if loop is not lane)
         around = max(1, others.value) if others.is_const else 1
-        if not self._on_cpu:
-            rows = product(loop.extent for loop in self._group.swept)
-            few = others.is_const and around * extent <= _FEW_PROGRAMS * GPU_COLUMNS
-            few &= rows.is_const and rows.value >= _MANY_ROWS
-            return min(extent, GPU_FEW_COLUMNS if few else GPU_COLUMNS)
         least, elements = _BLOCK, product(loop.extent for loop in self._group.axes)
         if elements.is_const and elements.value >= _WORTH_THREADS:
             least = min(_BLOCK, max(TILE, extent * around // threads // TILE * TILE))
         wide = extent // -(-max(4, threads) // around) // _BLOCK * _BLOCK
         return min(extent, max(least, min(wide, _WIDE_BLOCK)))
+
+    def _gpu_columns(self, lane: Axis) -> int:
+        """Columns of a program on a GPU: fewer where there would be few programs of many rows."""
+        group = self._group
+        kept = evaluate_known(product(loop.extent for loop in group.kept), self._hints)
+        rows = evaluate_known(product(loop.extent for loop in group.swept), self._hints)
+        few = kept is not None and kept <= _FEW_PROGRAMS * GPU_COLUMNS
+        few &= rows is not None and rows >= _MANY_ROWS
+        extent = evaluate_known(lane.extent, self._hints)
+        return min(extent or GPU_COLUMNS, GPU_FEW_COLUMNS if few else GPU_COLUMNS)
 
     def build(self) -> Body:
         group = self._group

@@ -13,8 +13,9 @@ from weft_codegen.loops.expr import cost, walk
 from weft_codegen.loops.index import product
 from weft_codegen.loops.schedule.group import Group, Member
 
-# Keep a value between sweeps when computing it again costs more than this (in float adds).
-_RECOMPUTE_COST = 8
+# Keep a value between sweeps when computing it again costs more than this (in float adds): in a row
+# temporary, in memory, and in a GPU's memory, whose threads would wait for it longer.
+_RECOMPUTE_COST, _GPU_RECOMPUTE_COST = 8, 64
 # Largest row temporary, in elements: it should stay in the first-level cache.
 _TEMPORARY_LIMIT = 4096
 
@@ -37,13 +38,19 @@ class SweepPlan:
 
 
 def plan_sweeps(
-    group: Group, needed: frozenset[str], mutated: frozenset[str], *, rows: bool = True
+    group: Group,
+    needed: frozenset[str],
+    mutated: frozenset[str],
+    *,
+    rows: bool = True,
+    on_cpu: bool = True,
 ) -> SweepPlan:
     """Assign members to sweeps.
 
     Args:
         needed: the buffers somebody outside the group reads.
         rows: whether a value may be kept in a row temporary.
+        on_cpu: where the loops run.
     """
     makers = group.results
     every = frozenset(group.axes)
@@ -74,7 +81,7 @@ def plan_sweeps(
     sweep.update((member.node.result, sweeps - pointwise) for member in columns)
     stored = frozenset(name for name in makers if name in needed or name in mutated)
     draft = SweepPlan(sweeps, sweep, ready, stored, {})
-    kept, spilled = _temporaries(group, draft, rows)
+    kept, spilled = _temporaries(group, draft, rows, on_cpu)
     return SweepPlan(sweeps, sweep, ready, stored | spilled, kept)
 
 
@@ -85,20 +92,21 @@ def _sources(member: Member, makers: dict[str, Member]) -> list[str]:
 
 
 def _temporaries(
-    group: Group, draft: SweepPlan, rows: bool
+    group: Group, draft: SweepPlan, rows: bool, on_cpu: bool
 ) -> tuple[dict[str, int], frozenset[str]]:
     """Values to keep between sweeps: in row temporaries, or (too long for one) in their buffer."""
     makers = group.results
     used_in = _use_sweeps(group, draft)
     length = product(loop.extent for loop in group.swept)
     small = rows and length.is_const and length.value <= _TEMPORARY_LIMIT
+    limit = _RECOMPUTE_COST if small or on_cpu else _GPU_RECOMPUTE_COST
     temporaries: dict[str, int] = {}
     spilled: set[str] = set()
     for name, sweeps in used_in.items():
         if name in draft.stored or len(sweeps) < 2:
             continue
         node = makers[name].node
-        if node.scan is None and cost(walk(*node.values), load=1) <= _RECOMPUTE_COST:
+        if node.scan is None and cost(walk(*node.values), load=1) <= limit:
             continue
         if small:
             temporaries[name] = min(sweeps)
