@@ -1,7 +1,9 @@
 """Small programs with what libraries and training scripts do, which once broke or were wrong."""
 
+import collections
 import functools
 import importlib.metadata
+import itertools
 import pickle
 import textwrap
 import threading
@@ -215,6 +217,34 @@ def test_object_of_the_program_may_change_behind_its_cache():
     captured = weft_capture.capture(step, eager_backend, rules=CacheRules(dynamic=True))
     assert captured(torch.ones(2, 8)).shape == first  # the cache has the old one
     assert captured(torch.ones(3, 8)).shape == (3, 4, 2)
+
+
+ITERATORS = {
+    "chain": lambda: itertools.chain([1], (2, 3)),
+    "islice": lambda: itertools.islice(itertools.count(), 3),
+    "product": lambda: itertools.product([1, 2], [3]),
+    "ordered": lambda: iter(collections.OrderedDict(a=1, b=2).items()),
+    "deque": lambda: iter(collections.deque([1, 2])),
+    "bytes": lambda: iter(b"ab"),
+    "callable": lambda: iter([1, 2, 0].copy().pop, 1),
+}
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_loop_over_an_iterator_from_outside(name):
+    def step(x, items):
+        found = []
+        for item in items:
+            x = x + 1
+            found.append(item)
+        return x, found
+
+    captured = weft_capture.capture(step, eager_backend)
+    for _ in range(2):
+        assert same(
+            captured(torch.ones(2), ITERATORS[name]()), step(torch.ones(2), ITERATORS[name]())
+        )
+    assert {record.code for record in captured._weft_capture.breaks} == {"loop"}
 
 
 # ---- generators of random numbers

@@ -12,6 +12,7 @@ from weft_codegen.compile import decompositions, make_program
 from weft_codegen.kernels import compile_program
 from weft_codegen.loops.index import ComputedIndex, atoms, const
 from weft_codegen.loops.interpret import run_program
+from weft_codegen.loops.lower.lowering import NoLowering
 from weft_codegen.loops.program import Extern, Loop, Store, statements
 
 torch.manual_seed(0)
@@ -257,3 +258,37 @@ def test_the_result_of_bucketize_is_contiguous(x):
 def test_bucketize_of_many_boundaries_is_a_call():
     program = check(torch.bucketize, torch.randn(4), torch.arange(2000.0), native=True)
     assert _calls(program) == ["aten.bucketize.Tensor"]
+
+
+def _framed(w):
+    return F.pad(w[None], (3, 3), "reflect").squeeze(0).as_strided((10, 6, 4), (22, 2, 1))
+
+
+def _whole(w):
+    sums = w.cumsum(0)
+    return sums.unsqueeze(0).as_strided((3, 3), (40, 2)) + 1, sums
+
+
+FRAMES = {
+    "padded": _framed,
+    "computed": lambda w: (w * 2).view(2, 5, 16).as_strided((4, 8), (5, 2), 7),
+    "transposed": lambda w: (w * 2).t().contiguous().as_strided((4, 8), (5, 2)) + 1,
+    "of the whole of a buffer": _whole,
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_frames_of_memory(name):
+    assert "as_strided" not in str(_calls(check(FRAMES[name], W, native=True)))
+
+
+def test_frames_of_a_part_of_memory_are_left_to_torch():
+    with pytest.raises(NoLowering, match="outside its argument"):
+        program_of(lambda w: (w * 2)[2:5].as_strided((4,), (1,)), W)
+
+
+def test_short_time_fourier_transform():
+    def spectrum(w):
+        return torch.stft(w, 8, 2, window=torch.hann_window(8), return_complex=True).abs()
+
+    assert "as_strided" not in str(_calls(check(spectrum, W, native=True, atol=1e-5, rtol=1e-5)))

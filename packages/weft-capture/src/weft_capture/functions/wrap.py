@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import itertools
 import operator
 import random
 import re
@@ -426,7 +427,9 @@ def _wrap_ref(tx: Tracer, obj: Any, source: Source) -> Value:
 _ITERATORS: tuple[Any, ...] = (
     iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()),
     iter(""), zip(), enumerate(()), map(str, ()), filter(None, ()), reversed([]), (_ for _ in ()),
+    iter(b""), iter(collections.OrderedDict()), iter(collections.deque()), iter(int, 0),
 )  # fmt: skip
+_OF_ITERTOOLS = (cls for cls in vars(itertools).values() if hasattr(cls, "__next__"))
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _DESCRIPTORS = (*C_DESCRIPTORS, types.MethodWrapperType, types.GetSetDescriptorType)
@@ -460,7 +463,9 @@ EXACT: dict[type, Wrapper] = {
     **dict.fromkeys(_GETTERS, _wrap_getter),
     **dict.fromkeys((types.UnionType, types.GenericAlias), _identical(TypeHint)),
     types.ModuleType: _identical(ModuleObject),
-    **dict.fromkeys(map(type, _ITERATORS), _typed(lambda _, *args: ExternalIterator(*args))),
+    **dict.fromkeys(
+        (*map(type, _ITERATORS), *_OF_ITERTOOLS), _typed(lambda _, *args: ExternalIterator(*args))
+    ),
     threading.local: _typed(lambda tx, obj, source: ThreadLocal(obj, source)),
     random.Random: _typed(lambda tx, obj, source: RandomValue(source)),
     **dict.fromkeys((weakref.ref, weakref.KeyedRef, *weakref.ProxyTypes), _wrap_ref),

@@ -82,7 +82,8 @@ def _as_strided(
     call: Call, x: LazyTensor, size: Any, stride: Any, storage_offset: Any = None
 ) -> View:
     """Positions in the memory of `x`, when all of them are inside it and it is contiguous."""
-    require(x.root is None and x.strides == contiguous_strides(x.shape), "as_strided of a view")
+    whole = x.root is None or (x.offset == ZERO and product(x.root.shape) == product(x.shape))
+    require(whole and x.strides == contiguous_strides(x.shape), "as_strided of a part of a tensor")
     shape, strides = to_shape(size), to_shape(stride)
     offset = to_index(storage_offset or 0)
     last = offset + offset_of([extent - 1 for extent in shape], strides)
