@@ -1,4 +1,4 @@
-"""Convolutions of inference graphs run in channels-last memory; nobody sees it in the results."""
+"""Values of inference graphs lie as suits their readers; nobody sees it in the results."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from codegen_check import dynamic_trace, trace
 from torch import nn
 from weft_codegen.compile import compile_graph
-from weft_codegen.layout import in_channels_last
+from weft_codegen.layout import laid_out
 
 torch.manual_seed(0)
 X = torch.randn(2, 6, 12, 10)
@@ -22,8 +22,27 @@ def tower(x, w, v, normalise=NORM):
     return F.relu(normalise(F.conv2d(y, v, padding=1)) + y)
 
 
+def stream(x, w, v):
+    """Residuals after a permuted convolution of one dimension, as encoders of sound have them."""
+    y = F.conv1d(x.flatten(2), w.flatten(2)[..., :3]).transpose(1, 2) + 1
+    y = y + F.layer_norm(y, (8,)) @ v[0, :, :, 0].repeat(1, 3)[:, :8]
+    return F.layer_norm(y, (8,))
+
+
+def attention(x, w, v):
+    """Heads that are copied before and after attention."""
+    q = (x.reshape(2, 120, 2, 3) * 2).transpose(1, 2).contiguous()
+    y = F.scaled_dot_product_attention(q, q, q.sin())
+    return y.transpose(1, 2).contiguous().view(2, 120, 6)
+
+
 PROGRAMS = {
     "tower": tower,
+    "stream": stream,
+    "a stream that is returned": lambda x, w, v: (lambda y: (y, F.layer_norm(y, (6,))))(
+        x.flatten(2).transpose(1, 2) + 1
+    ),
+    "attention": attention,
     "strides and dilation": lambda x, w, v: F.conv2d(
         F.conv2d(x, w, stride=2, padding=2), v, dilation=2, padding=2
     ),
@@ -86,7 +105,7 @@ def test_inputs_of_every_kind(kind):
 
 def test_the_layout_is_made_once():
     gm = trace(tower, (X, W, V))
-    changed = in_channels_last(gm)
+    changed = laid_out(gm)
     for node in calls(changed, torch.ops.aten.convolution.default):
         fake = node.args[0].meta["val"]
         assert fake.is_contiguous(memory_format=torch.channels_last)
@@ -103,16 +122,32 @@ def test_group_norm_keeps_the_layout():
         return F.conv2d(F.silu(norm(F.conv2d(x, w, padding=1))), v, padding=1)
 
     with torch.no_grad():
-        changed = in_channels_last(trace(blocks, (X, W, V)))
+        changed = laid_out(trace(blocks, (X, W, V)))
         assert not calls(changed, torch.ops.aten.as_strided.default)
         assert len(calls(changed, torch.ops.aten.clone.default)) == 2
         check(blocks, (X, W, V), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_copied_later_is_contiguous_at_once():
+    changed = laid_out(trace(stream, (X, W, V)))
+    clones = calls(changed, torch.ops.aten.clone.default)
+    permuted = [node for node in clones if not node.args[0].meta["val"].is_contiguous()]
+    assert len(clones) > len(permuted) == 1  # of the first sum; the stream stays contiguous
+
+
+def test_attention_reads_heads_where_they_lie():
+    changed = laid_out(trace(attention, (X, W, V)))
+    (node,) = calls(changed, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
+    assert [used.target for used in node.args[:2]] == [torch.ops.aten.transpose.int] * 2
 
 
 UNTOUCHED = {
     "no convolution": lambda x, w, v: x.sin(),
     "transposed": lambda x, w, v: F.conv_transpose2d(x, v[:6]),
     "random": lambda x, w, v: F.dropout(F.conv2d(x, w)),
+    "random attention": lambda x, w, v: F.scaled_dot_product_attention(
+        *[x.flatten(2).transpose(1, 2).contiguous()[None]] * 3, dropout_p=0.5
+    ),
     "memory read": lambda x, w, v: F.conv2d(x, w).as_strided((4,), (2,)),
 }
 
@@ -120,9 +155,9 @@ UNTOUCHED = {
 @pytest.mark.parametrize("name", UNTOUCHED)
 def test_what_could_show_the_layout_is_left_alone(name):
     gm = trace(UNTOUCHED[name], (X, W, V))
-    assert in_channels_last(gm) is gm
+    assert laid_out(gm) is gm
 
 
 def test_symbolic_sizes_are_left_alone():
     gm, _ = dynamic_trace(lambda x, w: F.conv2d(x, w), (X, W))
-    assert in_channels_last(gm) is gm
+    assert laid_out(gm) is gm

@@ -35,7 +35,7 @@ from weft_codegen.freezing import Frozen
 from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
 from weft_codegen.kernels.step_events import step_origins, timed
 from weft_codegen.kernels.triton.triton_expr import NoTritonForm
-from weft_codegen.layout import in_channels_last
+from weft_codegen.layout import laid_out
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering, lower_graph
@@ -179,7 +179,7 @@ def _make(
     before = gm
     if inference and not options.keeps_operators:
         with events.span("codegen.layout"):
-            gm = in_channels_last(gm)
+            gm = laid_out(gm)
             gm = pad_products(gm) if options.shape_padding else gm
     program = make_program(gm, inputs, options)
     if options.nan_asserts:

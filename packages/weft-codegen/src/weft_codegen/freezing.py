@@ -19,7 +19,7 @@ from weft_core.graph_copy import copy_nodes
 from weft_core.tensor_versions import version_of
 
 from weft_codegen.folding import fold_affine, pack_weights
-from weft_codegen.layout import in_channels_last
+from weft_codegen.layout import laid_out
 from weft_codegen.loops.lower.fxnodes import is_pure
 
 Run = Callable[..., Any]
@@ -53,7 +53,7 @@ class Frozen:
         gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         with torch.no_grad():
             fold_affine(gm.graph, _constants(gm.graph, tensors))
-            self._main = in_channels_last(gm)
+            self._main = laid_out(gm)
             constants = _constants(self._main.graph, tensors)
             pack_weights(self._main.graph, constants)
         holders = self._main.graph.find_nodes(op="placeholder")

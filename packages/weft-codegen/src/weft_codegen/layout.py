@@ -1,7 +1,11 @@
-"""Convolutions of inference graphs in channels-last memory: oneDNN has nothing to reorder there.
+"""Values of inference graphs in the memory that suits who reads them.
 
-The input of each convolution is laid out that way, the graph's fake tensors are computed anew from
-there, and its outputs get the strides they had.
+- Convolutions read channels-last memory: oneDNN has nothing to reorder there.
+- What is copied to contiguous memory later is computed in it: after a permuted convolution, a
+  stream of residuals would keep the permuted strides, and each normalisation would gather rows.
+- Attention reads heads where they lie, and not a contiguous copy of them.
+
+The graph's fake tensors are computed anew from there, and its outputs get the strides they had.
 """
 
 from __future__ import annotations
@@ -17,13 +21,14 @@ from weft_codegen.loops.lower.fxnodes import attribute, is_pure
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float32, torch.bfloat16)
-_LAST = torch.channels_last
+_LAST, _CONTIGUOUS = torch.channels_last, torch.contiguous_format
+_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 # Operators whose values depend on the memory of their arguments.
 _READS_MEMORY = frozenset(["as_strided", "as_strided_scatter", "set_", "_reshape_alias"])
 
 
-def in_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
-    """An aten graph with the same results, its 2-d convolutions in channels-last memory.
+def laid_out(gm: fx.GraphModule) -> fx.GraphModule:
+    """An aten graph with the same results, its values in memory that suits their readers.
 
     Args:
         gm: nodes carry `meta["val"]`; it is left as it is.
@@ -33,11 +38,10 @@ def in_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
         sizes, random numbers, mutation, operators that read memory or are not torch's own.
     """
     nodes = list(gm.graph.nodes)
-    if not any(map(is_plain_convolution, nodes)) or not all(map(_is_blind, nodes)):
+    if not any(map(_gains, nodes)) or not all(map(_is_blind, nodes)):
         return gm
-    values = [node.meta.get("val") for node in nodes]
-    mode = detect_mode(values)
-    if mode is None or not has_onednn():
+    mode = detect_mode([node.meta.get("val") for node in nodes])
+    if mode is None:
         return gm
     changed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     for node in filter(_is_reshape, changed.graph.nodes):
@@ -46,6 +50,32 @@ def in_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
         done = all(_relay(node, mode) for node in list(changed.graph.nodes))
     changed.recompile()
     return changed if done else gm
+
+
+def _gains(node: fx.Node) -> bool:
+    """Whether `node` reads what should lie otherwise, or is copied later."""
+    reads_copies = node.target is _ATTENTION and any(map(_is_copy, node.all_input_nodes))
+    return _is_onednns(node) or _is_copied_later(node) or reads_copies
+
+
+def _is_onednns(node: fx.Node) -> bool:
+    return is_plain_convolution(node) and has_onednn()
+
+
+def _is_copy(node: fx.Node) -> bool:
+    """Whether a node is a contiguous copy."""
+    return node.target is _aten.clone.default and node.kwargs.get("memory_format") is _CONTIGUOUS
+
+
+def _is_copied_later(node: fx.Node) -> bool:
+    """Whether a new value has permuted strides, and contiguous copies of it are made."""
+    fake = node.meta.get("val")
+    if not isinstance(fake, torch.Tensor) or not any(map(_is_copy, node.users)):
+        return False
+    returns = getattr(getattr(node.target, "_schema", None), "returns", ())
+    made = node.op == "call_function" and all(one.alias_info is None for one in returns)
+    usual = fake.is_contiguous() or (fake.dim() == 4 and fake.is_contiguous(memory_format=_LAST))
+    return made and bool(returns) and not usual
 
 
 def has_onednn() -> bool:
@@ -76,7 +106,8 @@ def _is_blind(node: fx.Node) -> bool:
         if any(isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) for size in sizes):
             return False
     reads = getattr(node.target, "_opname", "") in _READS_MEMORY and not _is_reshape(node)
-    return node.op != "call_function" or (is_pure(node.target) and not reads)
+    pure = is_pure(node.target) or (node.target is _ATTENTION and not any(node.args[3:4]))
+    return node.op != "call_function" or (pure and not reads)
 
 
 def _is_reshape(node: fx.Node) -> bool:
@@ -96,15 +127,28 @@ def _relay(node: fx.Node, mode: Any) -> bool:
     elif node.op == "output":
         return _restore(node)
     elif node.op == "call_function":
-        if is_plain_convolution(node):
+        if _is_onednns(node):
             _lay_out(node, _LAST)
+        elif node.target is _ATTENTION:
+            node.args = fx.map_arg(node.args, _without_copy)
         try:
             value = fake_call(node)
         except (RuntimeError, ValueError):  # a view that these strides do not allow
-            _lay_out(node, torch.contiguous_format)
+            _lay_out(node, _CONTIGUOUS)
             value = fake_call(node)
         node.meta["before"], node.meta["val"] = node.meta.get("val"), value
+        if _is_copied_later(node):
+            made = _copied(node.next, node, _CONTIGUOUS)
+            node.replace_all_uses_with(made, lambda user: user is not made)
     return True
+
+
+def _without_copy(node: fx.Node) -> fx.Node:
+    """What a contiguous copy was made of, if its rows are contiguous, too."""
+    used = node.args[0] if _is_copy(node) else None
+    if isinstance(used, fx.Node) and used.meta["val"].stride()[-1:] == (1,):
+        return used
+    return node
 
 
 def fake_call(node: fx.Node) -> Any:
@@ -136,7 +180,7 @@ def _restore(output: fx.Node) -> bool:
     for node in output.all_input_nodes:
         old, new = node.meta.get("before"), node.meta["val"]
         if isinstance(old, torch.Tensor) and old.stride() != new.stride():
-            known = (torch.contiguous_format, *([_LAST] if old.dim() == 4 else []))
+            known = (_CONTIGUOUS, *([_LAST] if old.dim() == 4 else []))
             formats = [f for f in known if old.is_contiguous(memory_format=f)]
             if not formats:
                 return False
