@@ -4,6 +4,7 @@ import collections
 import functools
 import importlib.metadata
 import itertools
+import operator
 import pickle
 import textwrap
 import threading
@@ -395,3 +396,44 @@ def test_fork_rng_that_is_disabled():
             return x + 1
 
     check(step, torch.ones(2))
+
+
+# ---- audio
+
+
+def pad_to_power(x):
+    size = 1 << (x.shape[0] - 1).bit_length()
+    other = 2 ** (x.shape[0] - 1).bit_length()
+    return torch.nn.functional.pad(x, (0, size - x.shape[0])) + other, size, x.shape[0] >> other
+
+
+def test_powers_of_sizes_are_numbers_of_the_graph():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    captured = weft_capture.capture(
+        pad_to_power, backend, fullgraph=True, rules=CacheRules(dynamic=True)
+    )
+    for size in (5, 6, 9, 17):
+        x = torch.ones(size)
+        assert same(captured(x), pad_to_power(x))
+    (graph,) = graphs
+    assert {operator.lshift, operator.rshift, operator.pow}.isdisjoint(
+        node.target for node in graph.graph.nodes
+    )
+
+
+def test_inverse_transform_breaks_where_it_looks_at_its_window():
+    window = torch.hann_window(8)
+
+    def step(x):
+        spectrum = torch.stft(x, 8, 2, window=window, return_complex=True)
+        return torch.istft(spectrum * 2, 8, 2, window=window) + 1
+
+    captured = weft_capture.capture(step, eager_backend)
+    x = torch.randn(2, 40)
+    assert same(captured(x), step(x))
+    assert [record.code for record in captured._weft_capture.breaks] == ["data-dependent-value"]

@@ -109,6 +109,14 @@ class GraphValue(Value):
         left, right = _as_ints(left, right)
         if not _is_node(left, right):
             return None
+        if (
+            op.function in _POWERS
+            and type(right) is SymValue
+            and type(left) in (SymValue, Constant)
+        ):
+            number = tx.by_python(op.function, [left, right])  # which no size expression has
+            if number is not None:
+                return number
         # A number on the left makes `+=` an ordinary addition.
         target = op.inplace if inplace and isinstance(left, TensorValue) else op.function
         return tx.graph.emit("call_function", target, [left, right], {})
@@ -127,6 +135,9 @@ class GraphValue(Value):
         if none and op.symbol in ("==", "!="):
             return constant(op.symbol == "!=")
         return tx.graph.emit("call_function", op.function, [left, right], {})
+
+
+_POWERS = (operator.pow, operator.lshift, operator.rshift)
 
 
 def _is_node(left: Value, right: Value) -> bool:
