@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from weft_core.events import notify
+from weft_core.symnodes import hint
 
 HEADER = """\
 import operator
@@ -94,19 +95,14 @@ def graph_script(gm: fx.GraphModule, header: str = HEADER, call: str = "module(*
 def _example(value: Any, exact: bool = False) -> str:
     """Python text that makes a value like `value` (with `exact`: the same, if it is small)."""
     if isinstance(value, torch.SymInt):
-        return str(_number(value))
+        return str(hint(value))
     if not isinstance(value, torch.Tensor):
         return repr(value) if isinstance(value, int | float | bool) else "None"
     if exact and value.numel() <= _WRITTEN_OUT and type(value) is torch.Tensor:
         return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
-    sizes, strides = (tuple(map(_number, dims)) for dims in (value.shape, value.stride()))
+    sizes, strides = (tuple(map(hint, dims)) for dims in (value.shape, value.stride()))
     where = f", device={str(value.device)!r}" if value.device.type != "cpu" else ""
     made = f"torch.empty_strided({sizes}, {strides}, dtype={value.dtype}{where})"
     if not value.is_floating_point():
         return f"{made}.zero_()"
     return f"{made}.uniform_()" + (".requires_grad_()" if value.requires_grad else "")
-
-
-def _number(size: Any) -> int:
-    """The value a size had when it was traced."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)

@@ -55,7 +55,7 @@ _SETTLED = (
     aten.sym_constrain_range_for_size.default,
     aten._assert_tensor_metadata.default,
 )  # checks whose outcome tracing itself knows
-_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 _SPREADS = re.compile(r"(Max|Min|Median|Nanmedian)Backward\d").match
 _COMPOSITE = "CompositeImplicitAutograd"
 
@@ -219,7 +219,7 @@ class AtenRecorder(TorchDispatchMode):
             return self._record_windows
         if func is aten._conj.default:
             return self._record_conjugate
-        if func in _PRODUCTS:
+        if func in _SCALINGS:
             return self._record_product
         if func in self._decompositions:
             return self._decompose
