@@ -84,6 +84,7 @@ def changed_only(name, *args):
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
 class TestInputs:
+    @pytest.mark.every(3)
     @pytest.mark.parametrize("make", [reshaped, changed_only])
     @pytest.mark.parametrize(
         "how",

@@ -237,6 +237,7 @@ def test_a_cache_folder_that_cannot_be_used_costs_one_message(spoil, tmp_path):
     assert not list(tmp_path.glob("weft-*"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("size", [0, 100, 3000, 9000])
 def test_files_that_may_not_grow_mean_eager_and_a_message(size, tmp_path):
     own = {"WEFT_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}

@@ -51,6 +51,7 @@ COMPILERS = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("compiler", COMPILERS.values(), ids=COMPILERS.keys())
 @pytest.mark.parametrize("forward", ["eager", "aot_eager", "codegen"])
 def test_gradients_of_a_transformer_block(forward, compiler):

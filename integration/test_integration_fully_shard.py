@@ -220,6 +220,7 @@ PROGRAMS = {
 EXHAUSTIVE = list(PROGRAMS)[2:]
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
 @pytest.mark.parametrize(
     "program",

@@ -14,7 +14,7 @@ from integration.fuzz.pool import Worker
 from integration.fuzz.runner import run
 
 ROOT = Path(__file__).parent.parent
-SAMPLE = 8  # programs of each generator
+SAMPLE = 4  # programs of each generator
 KNOWN: dict[str, set[int]] = {}  # fail, to be mended
 
 
@@ -84,9 +84,10 @@ def test_a_graph_that_raises_alone_is_seen():
 
 
 def test_a_hang_and_a_crash_are_results():
-    worker = Worker(timeout=20)
+    worker = Worker(timeout=120)
+    good = Program("def f(): return 1\n", ("()",))
     try:
-        assert worker.program(Program("def f(): return 1\n", ("()",))).kind == "pass"
+        assert worker.program(good).kind == "pass"
         both = Program("import os\ndef f(): return 1\n", ("os.abort()\n()",))
         assert worker.program(both).kind == "eager fails"
         crash = Program(
@@ -94,6 +95,7 @@ def test_a_hang_and_a_crash_are_results():
         )
         assert worker.program(crash).kind == "crash"
         hang = crash.source.replace("os.abort()", "time.sleep(60)").replace("os\n", "time\n")
+        assert worker.program(good).kind == "pass"  # starts a process, which takes its time
         worker.timeout = 8
         assert worker.program(Program(hang, ("()",))).kind == "hang"
     finally:

@@ -152,6 +152,7 @@ def outcome(function, inputs):
     return seen, slopes, [state(x, ()) for x in inputs]
 
 
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [*WHOLE, *BROKEN])

@@ -76,6 +76,7 @@ def subject(name):
         raise
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
 @pytest.mark.parametrize("origin", ["plain", "leaf", "intermediate", "view"])
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -128,6 +129,7 @@ SHUFFLED = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("program", SHUFFLED.values(), ids=SHUFFLED.keys())

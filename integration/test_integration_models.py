@@ -10,6 +10,7 @@ from models.case import loss_of
 BACKENDS = ["eager", "aot_eager", "codegen"]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ZOO)
@@ -44,6 +45,7 @@ def test_model_is_one_graph(name):
     assert weft.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["gpt", "resnet", "bert"])
 def test_a_training_step_is_one_graph(name, backend):

@@ -250,6 +250,7 @@ def test_a_changed_library_is_noticed(programs):
     assert programs.run()["values"] == [14]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("damage", ["cut", "foreign", "empty"])
 def test_damaged_files_are_left_alone(programs, damage, tmp_path):
     first = programs.run(FUNCTION)
@@ -292,6 +293,7 @@ def test_without_a_cache_folder_everything_is_captured(programs, tmp_path):
     assert result["instructions"] > 0 and result["precompiled"] == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [

@@ -391,6 +391,7 @@ DATA_PROGRAMS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("backend", ["codegen", "aot_eager"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("program", DATA_PROGRAMS, ids=lambda program: program.__name__)

@@ -40,6 +40,7 @@ def test_a_program_takes_few_graphs(name):
     assert weft.counters["guards"]["recompile_limit"] == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SIZES)
 def test_generated_code_takes_sizes_and_strides_that_vary(name):
     program, most = PROGRAMS[name]
@@ -48,6 +49,7 @@ def test_generated_code_takes_sizes_and_strides_that_vary(name):
     assert weft.counters["stats"]["unique_graphs"] <= most
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", varying.KINDS)
 def test_values_that_vary_do_not_make_graphs_grow(kind):
     for program in varying.rotated(kind):

@@ -78,6 +78,7 @@ def agrees(function, array):
     return True
 
 
+@pytest.mark.every(3)
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", numpy._FUNCTIONS.split())
 def test_functions(name):
@@ -87,6 +88,7 @@ def test_functions(name):
     assert True in outcomes or name in OTHER_ARGUMENTS
 
 
+@pytest.mark.every(3)
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(numpy._KNOWN_METHODS))
 def test_methods(name):

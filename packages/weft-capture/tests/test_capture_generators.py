@@ -108,6 +108,7 @@ def program(function, before, way, x):
     return seen, log, x + 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.sampled
 @pytest.mark.parametrize("way", ["next", "send", "throw", "throw value", "close"])
 @pytest.mark.parametrize("function", GENERATORS, ids=lambda function: function.__name__)

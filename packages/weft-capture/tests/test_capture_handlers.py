@@ -178,6 +178,7 @@ def test_break_inside(program):
     assert outcome(optimised) == expected
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_break_forced_at_every_instruction(program, monkeypatch):

@@ -401,6 +401,7 @@ def test_a_generator_that_a_loop_leaves_ends_there(function):
         gc.enable()
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("function", LEAVING)
 def test_a_capture_leaves_no_frame_to_the_collector(function):

@@ -346,6 +346,7 @@ def plain(result):
     return type(result)(map(plain, result)) if isinstance(result, tuple | list) else result
 
 
+@pytest.mark.every(2)
 @pytest.mark.sampled
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_same_as_eager(function):

@@ -228,6 +228,7 @@ def test_sums_of_what_is_zero_but_at_one_place_have_no_loop():
     assert sum(isinstance(statement, Loop) for statement in statements(kernel.body)) == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.cc
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("count", [1, 8, 69])

@@ -32,6 +32,7 @@ def _flat(op, sample):
     return fn, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", SAMPLE, ids=lambda op: f"{op.name}{op.variant_test_name}")

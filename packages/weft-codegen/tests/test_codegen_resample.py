@@ -27,6 +27,7 @@ def _smaller(n: int) -> int:
     return max(n - 2, 1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("mode", SHAPES)

@@ -150,6 +150,7 @@ def counted():
     return tuple(weft.counters["regions"][name] for name in ("calls", "compiled"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
 @pytest.mark.parametrize("name", MODELS)

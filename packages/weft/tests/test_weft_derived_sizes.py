@@ -44,6 +44,7 @@ ONE = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("name", ONE)
@@ -60,6 +61,7 @@ TWO = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("name", TWO)

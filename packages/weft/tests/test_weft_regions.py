@@ -271,6 +271,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_equal_eager(name, backend):
