@@ -359,3 +359,16 @@ def test_a_result_that_was_written_is_read_where_it_counts():
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad([y, z], x)
     assert_same(logs)
+
+
+@pytest.mark.parametrize("number", [lambda v: v / 0, lambda v: v * float("inf")])
+def test_a_missing_gradient_is_not_divided_by_zero(number):
+    def function(x):
+        v = torch.nn.functional.elu(x)
+        return v, number(v * 3)
+
+    logs, x = [], torch.tensor([0.3, -0.2], requires_grad=True)
+    graph = function_graph(function, 1)
+    for each in (function, aot_compile(graph, [x], fw_compiler=Graphs())):
+        logs.append(torch.autograd.grad(each(x)[0].sum(), x))
+    assert_same(logs)

@@ -260,3 +260,17 @@ def test_a_loss_whose_decomposition_is_wrong_is_not_taken_apart(dynamic):
     fakes = [to_fake(mode, arg, [0] if dynamic else None) for arg in args]
     gm = trace_aten(torch.nn.functional.multilabel_margin_loss, fakes)
     assert aten.multilabel_margin_loss_forward.default in targets(gm)
+
+
+@pytest.mark.parametrize("name", ["hardshrink", "softshrink"])
+def test_gradients_of_shrinking_with_symbolic_sizes(name):
+    """Torch's Python kernel multiplies infinite gradients by zero."""
+    shrink = getattr(torch.nn.functional, name)
+
+    def gradient(x):
+        return torch.autograd.grad(shrink(x).log10().sum(), x)
+
+    mode = fake_mode(make_shape_env())
+    x = torch.tensor([0.1, 0.9, -0.7, 0.3])
+    gm = trace_aten(gradient, [to_fake(mode, x.clone().requires_grad_(), [0], "x")])
+    assert torch.equal(gm(x)[0], gradient(x.requires_grad_())[0])

@@ -7,6 +7,7 @@ engine runs and frees parts one by one, and comes to an input only from parts th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -121,7 +122,7 @@ def without_tangents(part: BackwardComponent, places: Collection[int]) -> fx.Gra
 
     Zeros in their place make 0 * inf of what eager does not compute. So what depends on them alone
     is left out; where it meets other gradients, these go on alone, or with zeros. None: it is
-    moved and added up only, for which zeros do.
+    moved, scaled and added up only, for which zeros do.
     """
     graph = part.backward.graph
     given = graph.find_nodes(op="placeholder")
@@ -129,8 +130,9 @@ def without_tangents(part: BackwardComponent, places: Collection[int]) -> fx.Gra
     missing = sum(1 << place for place in places)
     behind = depending(graph.nodes, tangents)
     absent = {node for node, bits in behind.items() if bits and not bits & ~missing}
-    moved = (node for node in absent if node.op != "placeholder" and node.op != "output")
-    if all(absent.issuperset(node.all_input_nodes) for node in moved):
+    moved = [node for node in absent if node.op != "placeholder" and node.op != "output"]
+    alone = all(absent.issuperset(node.all_input_nodes) for node in moved)
+    if alone and not any(map(_loses_zeros, moved)):
         return None
     new, copies = fx.Graph(), dict[fx.Node, Any]()
     table = SymbolTable(new)
@@ -150,6 +152,14 @@ def without_tangents(part: BackwardComponent, places: Collection[int]) -> fx.Gra
             table.bind_value(node.meta.get("val"), copies[node])
     drop_dead_nodes(new)
     return _LazyGraphModule(part.backward, new, "Backward")
+
+
+def _loses_zeros(node: fx.Node) -> bool:
+    """Whether a node divides by zero, or multiplies by an infinity or NaN."""
+    numbers = [arg for arg in node.args if isinstance(arg, int | float)]
+    if getattr(node.target, "overloadpacket", None) is aten.div:
+        return 0 in numbers
+    return not all(map(math.isfinite, numbers))
 
 
 def _zeros(graph: fx.Graph, table: SymbolTable, like: fx.Node) -> fx.Node:

@@ -32,6 +32,7 @@ HASH_NAMES_CONTAINER = PY314
 ANNOTATE = ("__annotate__",) * PY314
 """What functions have that computes their annotations."""
 THROW_WARNS_OF_CLASSES = PY312
+SORT_TAKES_TRUTH = PY312  # for `reverse`, before that an integer
 """Whether `throw(class, value)` warns."""
 CLOSE_RETURNS = PY313
 """Whether `close` gives what the generator returned."""

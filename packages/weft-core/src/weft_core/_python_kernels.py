@@ -10,11 +10,14 @@ aten = torch.ops.aten
 
 
 def correct_python_kernels() -> None:
-    """Replace kernels whose results alias otherwise than those of C++."""
+    """Replace kernels whose results alias, or have gradients, otherwise than those of C++."""
     keys = torch._C.DispatchKey
     for key in (keys.CompositeImplicitAutograd, keys.Autograd):
         aten.dropout.default.py_kernels[key] = _dropout
     aten.dropout.default._dispatch_cache.clear()
+    for shrink in (aten.hardshrink.default, aten.softshrink.default):
+        if shrink.py_kernels.pop(keys.Autograd, None):  # it makes 0 * inf of gradients
+            shrink._dispatch_cache.clear()
     lstm = aten.lstm.input.py_kernels[keys.CompositeImplicitAutograd]
     if lstm is not _lstm:
         _TORCHS["lstm"] = lstm

@@ -209,6 +209,10 @@ _FAKES: dict[Any, Callable[..., Any]] = {
          _aten.huber_loss_backward.default),
         lambda _, x, *__: x.new_empty(x.shape),
     ),
+    **dict.fromkeys(
+        (_aten.hardshrink_backward.default, _aten.softshrink_backward.default),
+        lambda grad, x, _: grad * x,
+    ),
     _aten.block_diag.default: _block_diag,
     _aten.huber_loss.default: _huber_loss,
     _aten.roll.default: _roll,

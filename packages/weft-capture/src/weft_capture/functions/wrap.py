@@ -40,7 +40,13 @@ from weft_capture.functions.classes import ClassValue
 from weft_capture.functions.language.cached_functions import CachedFunction
 from weft_capture.functions.table import find, is_leaf, is_pure
 from weft_capture.functions.torch.interception import OverridingTensor, has_handler
-from weft_capture.model.attributes import C_DESCRIPTORS, check_hashes, lookup, metadata_of
+from weft_capture.model.attributes import (
+    C_DESCRIPTORS,
+    check_hashes,
+    lookup,
+    metadata_of,
+    read_past,
+)
 from weft_capture.model.constant import (
     NONE,
     Constant,
@@ -220,17 +226,16 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
     metadata = metadata_of(obj, source)
     value = _dict_entries(tx, obj, source)
     value.cls, value.metadata = type(obj), metadata
-    if isinstance(obj, collections.defaultdict):
-        factory = AttrSource(source, "default_factory")
-        value.default_factory = wrap(tx, obj.default_factory, factory)
     return value
 
 
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     if id(obj) in tx.namespaces:
         raise Break("namespace-dict", "a dict that is also the namespace of an object")
-    ordered = issubclass(type(obj), collections.OrderedDict)
-    value = DictValue(None, source, collections.OrderedDict if ordered else dict)
+    value = DictValue(None, source, next(cls for cls in type(obj).__mro__ if cls in _DICTS))
+    if isinstance(obj, collections.defaultdict):
+        factory = object.__getattribute__(obj, "default_factory")
+        value.default_factory = wrap(tx, factory, read_past(source, obj, "default_factory"))
     tx.values_by_id[id(obj)] = (value, source)
     value.real, value.read = obj, functools.partial(_read_dict, tx, obj, source, value.cls)
     if type(obj) not in EXACT or isinstance(source, ConstSource) or holds_finalizer(obj):

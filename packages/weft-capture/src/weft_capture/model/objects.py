@@ -12,7 +12,7 @@ import functools
 import io
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -310,15 +310,21 @@ class UserObject(InstanceValue):
         assert self.base is not None
         if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
             raise Break("c-function", f"{self.cls.__name__}.{name}")
+        if name == "update" and self.base.python_type() is OrderedDict:
+            if self.has_special("__setitem__"):  # CPython: mutablemapping_update calls it
+                raise Break("c-function", f"OrderedDict.update of {self.describe()}")
         result = self.base.call_method(tx, name, args, kwargs)
         if result is self.base and (name in _INPLACE or name in ("__mod__", "format")):
             result = self
         if isinstance(result, DictView):
             result.holder = self
+        self._note_change(tx)
+        return result
+
+    def _note_change(self, tx: Tracer) -> None:
         if isinstance(self.base, MutableValue) and self.base.epoch == tx.journal.epoch:
             tx.mutate(self)
             self.base_changed = True
-        return result
 
     def call_base_method(
         self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: Kwargs
@@ -336,7 +342,9 @@ class UserObject(InstanceValue):
         if isinstance(self.base, DictValue) and self.has_special("__missing__"):
             item = self.base.get(tx, key)
             return self.special(tx, "__missing__").tp_call(tx, [key], {}) if item is None else item
-        return self.base.mp_subscript(tx, key)
+        item = self.base.mp_subscript(tx, key)
+        self._note_change(tx)  # a defaultdict makes what it lacks
+        return item
 
     def mp_ass_subscript(self, tx: Tracer, key: Value, value: Value) -> None:
         self.special(tx, "__setitem__").tp_call(tx, [key, value], {})

@@ -314,8 +314,9 @@ class TensorValue(GraphValue):
         raise Break("data-dependent-branch", "truth of a tensor")
 
     def declines(self, name: str, argument: Value) -> bool:
-        overrides = hasattr(argument.python_type(), "__torch_function__")
-        return isinstance(argument, InstanceValue) and not overrides
+        cls = argument.python_type()
+        known = hasattr(cls, "__torch_function__") or issubclass(cls, int | float | complex)
+        return isinstance(argument, InstanceValue) and not known
 
     def tp_iter(self, tx: Tracer) -> Value:
         check_attributes("__iter__")

@@ -16,7 +16,7 @@ from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.functions.classes import SuperValue
 from weft_capture.functions.generators import CALLS, AsyncStep, GeneratorValue
-from weft_capture.functions.language.type_checks import converted, identical
+from weft_capture.functions.language.type_checks import converted, identical, indexed
 from weft_capture.functions.table import pure, rule, rule_of_each
 from weft_capture.model.attributes import lookup
 from weft_capture.model.constant import (
@@ -60,7 +60,12 @@ from weft_capture.model.slots import (
     steps,
     unary,
 )
-from weft_capture.python_compat import THROW_WARNS_OF_CLASSES, TUPLE_ASKS_LENGTH, type_name
+from weft_capture.python_compat import (
+    SORT_TAKES_TRUTH,
+    THROW_WARNS_OF_CLASSES,
+    TUPLE_ASKS_LENGTH,
+    type_name,
+)
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import TextValue
 from weft_capture.tensors.symbolic_scalars import SymFloatValue
@@ -308,9 +313,7 @@ rule(range)(
 
 
 def _integer(tx: Tracer, value: Value) -> Any:
-    if isinstance(value, UserObject) and value.has_special("__index__"):
-        value = converted(tx, value, "__index__")
-    return value.as_constant()
+    return indexed(tx, value).as_constant()
 
 
 @rule(sorted)
@@ -324,7 +327,8 @@ def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FAL
 
 def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> None:
     """Sort a list as `list.sort` does: stable, comparing with `<`."""
-    real.sort(key=_sort_key(tx, key), reverse=reverse.nb_bool(tx))
+    flag = reverse if SORT_TAKES_TRUTH else tx.builtin(operator.index, reverse)
+    real.sort(key=_sort_key(tx, key), reverse=flag.nb_bool(tx))
 
 
 # Iterators.

@@ -17,7 +17,7 @@ from weft_guards.sources import CallSource, ConstSource, ItemSource, Source, is_
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.functions.classes import new_object
 from weft_capture.functions.language.builtins import sort_proxies
-from weft_capture.functions.language.type_checks import converted
+from weft_capture.functions.language.type_checks import indexed
 from weft_capture.functions.table import rule
 from weft_capture.model.constant import (
     FALSE,
@@ -62,8 +62,7 @@ from weft_capture.tensors.tensor import SymValue, TensorValue, selected
 
 def _key(tx: Tracer, value: Value) -> Any:
     """Return an index or slice as an argument of a real method."""
-    if isinstance(value, UserObject) and value.has_special("__index__"):
-        value = converted(tx, value, "__index__")
+    value = indexed(tx, value)
     if isinstance(value, SliceValue):
         return slice(*(_key(tx, bound) for bound in value.parts))
     key_type = value.python_type()
@@ -136,7 +135,8 @@ def _extending(name: str, method_name: str) -> None:
     def extend(tx: Tracer, self: ListValue, items: Value) -> Value:
         if getattr(items, "base", None) is self and not isinstance(self, DequeValue):
             items = self  # CPython compares the objects, and then runs no `__iter__`
-        new_items = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
+        hinted = not isinstance(self, DequeValue)
+        new_items = list(items.items) if isinstance(items, ListValue) else steps(tx, items, hinted)
         if getattr(items, "base", None) is self:
             new_items = list(new_items)
         for item in new_items:  # an error keeps the items added before

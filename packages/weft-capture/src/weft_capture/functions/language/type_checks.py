@@ -182,3 +182,10 @@ def converted(tx: Tracer, obj: UserObject, name: str, result_class: type = int) 
     if result_class is float and name == "__index__":
         return tx.const_object(float).tp_call(tx, [result], {})
     return result
+
+
+def indexed(tx: Tracer, value: Value) -> Value:
+    """Return what stands for a value as an index (PyNumber_Index, which asks no integer)."""
+    if not isinstance(value, UserObject) or issubclass(value.cls, int):
+        return value
+    return converted(tx, value, "__index__") if value.has_special("__index__") else value

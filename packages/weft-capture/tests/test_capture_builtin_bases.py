@@ -1,0 +1,157 @@
+"""Classes of the program over builtin ones: which method goes first, theirs or the builtin one."""
+
+import collections
+import functools
+
+import pytest
+import torch
+import weft_capture
+from capture_check import eager_backend, same
+
+X = torch.tensor([1.0, 1.0, 0.0])
+LOG = []
+
+
+def outcome(function, *args):
+    """What a call returns, raises and logs."""
+    LOG.clear()
+    try:
+        result = function(*args)
+    except Exception as error:
+        result = type(error), str(error)
+    return result, list(LOG)
+
+
+class Odd:
+    """Subclassed with a builtin type: what has a truth, a text or a dict of its own already."""
+
+    def __len__(self):
+        LOG.append("len")
+        return 0
+
+    def __str__(self):
+        LOG.append("str")
+        return "own"
+
+    def __setattr__(self, name, value):
+        LOG.append(("setattr", name))
+        object.__setattr__(self, name, value)
+
+    @functools.cached_property
+    def once(self):
+        LOG.append("once")
+        return 3
+
+
+class Items:
+    def __len__(self):
+        LOG.append("len")
+        return 2
+
+    def __getitem__(self, key):
+        LOG.append(key)
+        return "abc"[key]
+
+
+class Failing(Exception):
+    """An error that is an iterator, and whose `__iter__` is another one."""
+
+    def __iter__(self):
+        LOG.append("iter")
+        yield 1
+
+    def __next__(self):
+        LOG.append("next")
+        self.at = getattr(self, "at", 0) + 1
+        return self.at
+
+
+class OddInt(Odd, int):
+    pass
+
+
+class OddText(Odd, bytes):
+    pass
+
+
+def _with_slice():
+    items = [1, 2, 3]
+    items[1:2] = Items()
+    return items
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: "full" if OddInt(1) else "empty",
+        lambda: "full" if Odd() else "empty",
+        lambda: (OddInt() or 2, not OddInt(3)),
+        lambda: str(AssertionError(OddText(b"a"))),
+        lambda: str(KeyError(OddText(b"a"))),
+        lambda: repr(ValueError(OddText(b"a"), 2)),
+        lambda: (str(ValueError("a", 2)), str(KeyError("a")), str(KeyError()), repr(KeyError([1]))),
+        lambda: [item := Odd(), item.once, item.once, vars(item)][1:],
+        lambda: ",".join(Items()),
+        lambda: list(iter(Items())),
+        _with_slice,
+        lambda: (list(Failing()), next(iter(Failing()))),
+    ],
+)
+def test_builtin_bases_go_first(program):
+    def function(x):
+        return program(), x * 2
+
+    captured = weft_capture.capture(function, eager_backend)
+    for _ in range(2):
+        ours, eager = outcome(captured, X), outcome(function, X)
+        assert same(eager, ours), (eager, ours)
+
+
+class Missing(collections.defaultdict):
+    pass
+
+
+class Half(float):
+    def __rmul__(self, other):
+        return "own"
+
+
+class Indexed(int):
+    def __index__(self):
+        LOG.append("index")
+        return 1
+
+
+class Ordered(collections.OrderedDict):
+    def __setitem__(self, key, value):
+        LOG.append(key)
+        super().__setitem__(key, value)
+
+
+def _missed(made):
+    made[3].append(1)
+    return made["k"], dict(made), len(made), made.default_factory
+
+
+@pytest.mark.parametrize(
+    ("program", "make"),
+    [
+        (_missed, lambda: Missing(list)),
+        (lambda made: (made[1], dict(made)), lambda: Missing(None, {1: 2})),
+        (lambda made: X * made, lambda: Half(2)),
+        (lambda made: (range(5)[made], [4, 5, 6, 7][made], "abcd"[made:]), lambda: Indexed(2)),
+        (lambda made: (list(Ordered(a=1)), made.update(b=2)), lambda: Ordered(c=3)),
+        (lambda made: made.extend(Items()), collections.deque),
+        (lambda made: sorted([3, 1], reverse=made), lambda: True),
+        (lambda made: sorted([3, 1], reverse=made), list),
+    ],
+)
+def test_arguments_of_subclassed_builtins(program, make):
+    logs = []
+    captured = weft_capture.capture(lambda x, made: (program(made), x * 2), eager_backend)
+    for function in (lambda x, made: (program(made), x * 2), captured):
+        for _ in range(2):
+            made = make()
+            logs.append((outcome(function, X, made), made))
+    assert same(logs[0], logs[2]), logs
+    assert same(logs[1], logs[3]), logs
