@@ -263,10 +263,11 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def runtimes(session: nox.Session) -> None:
-    """Compare weft with ONNX Runtime and OpenVINO on this CPU: -- --threads 2 --batches 1,8."""
+    """Compare weft with ONNX Runtime and OpenVINO on this CPU; fill docs/.../runtimes.md."""
     _install_all(session)
     session.install("onnxruntime", "onnx", "onnxscript", "openvino")
-    session.run("python", "benchmarks/runtimes.py", *session.posargs)
+    words = session.posargs or ["--cpu-time", "--write"]
+    session.run("python", "benchmarks/runtimes.py", *words)
 
 
 @nox.session

@@ -227,12 +227,11 @@ def _footnote(rows: list[Row], averages: list[Row], imported: float) -> str:
     return textwrap.fill(text, 100)
 
 
-def write_readme(text: str) -> None:
-    """Put the table between the README's markers."""
-    readme = README.read_text()
-    before, rest = readme.split(BEGIN)
+def write_figures(text: str, page: Path = README, begin: str = BEGIN) -> None:
+    """Put the table between the markers of a page."""
+    before, rest = page.read_text().split(begin)
     after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    page.write_text(f"{before}{begin}\n{text}\n{END}{after}")
 
 
 def arguments() -> argparse.Namespace:
@@ -273,7 +272,7 @@ def main() -> int:
         print(text, memory_table(rows), sep="\n\n", flush=True)
         subprocess.run([sys.executable, str(Path(__file__).parent / "bandwidth.py")], check=True)
         if options.write_readme:
-            write_readme(text)
+            write_figures(text)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)

@@ -2,6 +2,7 @@
 
     python benchmarks/runtimes.py --only vit,llama --threads 1 --batches 1,8
     python benchmarks/runtimes.py --apart
+    python benchmarks/runtimes.py --cpu-time --write    # docs/architecture/runtimes.md
 
 A row is a model (runtime_models.py) and a batch: batch 1 is the latency of a single stream, a
 larger one throughput. All systems take turns in every round, and the quickest round of each counts.
@@ -18,6 +19,7 @@ left out, and said. Every result is compared with eager's.
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
 import json
 import logging
@@ -31,11 +33,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compare import Worker, geometric_mean, steady
+from compare import ROOT, Worker, geometric_mean, steady, write_figures
 from runtime_models import MODELS, make
 from systems import serve
 from torch import nn
 
+PAGE = ROOT / "docs" / "architecture" / "runtimes.md"
+BEGIN = "<!-- figures: made by `nox -s runtimes` -->"
 Step = Callable[[], Any]
 Inputs = tuple[torch.Tensor, ...]
 
@@ -282,7 +286,8 @@ def table(rows: list[Row], systems: list[str], threads: int, how: str) -> str:
     far = {f"{r.name} {s}": d for r in rows for s, d in r.difference.items() if not d < 1e-3}
     versions = {name: sys.modules[name].__version__ for name in NEEDED if name in sys.modules}
     note = f"Speed over eager's, {how}, {threads} threads of {_cpu()}; torch {torch.__version__}, "
-    note += f"{versions}. Further than 0.001 from eager: {far or 'none'}."
+    note += ", ".join(f"{name} {version.split('-')[0]}" for name, version in versions.items())
+    note += f"; {datetime.date.today()}. Further than 0.001 from eager: {far or 'none'}."
     lines += ["", note]
     return "\n".join(lines)
 
@@ -311,6 +316,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cpu-time", action="store_true", help="of this process, not of the clock")
     parser.add_argument("--apart", action="store_true", help="a process a system")
     parser.add_argument("--out", type=Path, help="write the rows to this JSON file")
+    parser.add_argument("--write", action="store_true", help=f"replace the table in {PAGE.name}")
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -333,7 +339,11 @@ def main() -> int:
             print(json.dumps(vars(rows[-1])), file=sys.stderr, flush=True)
     if options.out:
         options.out.write_text(json.dumps([vars(row) for row in rows], indent=1))
-    print(table(rows, systems, options.threads, "apart" if options.apart else "in one process"))
+    how = "apart" if options.apart else "in one process"
+    text = table(rows, systems, options.threads, how + ", processor time" * options.cpu_time)
+    print(text)
+    if options.write:
+        write_figures(text, PAGE, BEGIN)
     return 0
 
 

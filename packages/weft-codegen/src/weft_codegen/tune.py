@@ -43,8 +43,8 @@ _ROWS = {
     "avx512f": (range(2, 1 << 40), range(24, 161)),
     "avx2": (range(2, 385), range(2, 385)),
 }
-_LEAST_QUERIES = 24
 _NO_ROWS = (range(0), range(0))
+_LEAST_QUERIES = 24
 # Rows from which short sums leave too little to compute beside what is moved, and their terms.
 _MANY_ROWS, _SHORT = 385, 256
 
@@ -62,9 +62,8 @@ def linear_wins(rows: int | None, columns: int, depth: int, packed: bool = False
     won = next((_ROWS[name] for name in _ROWS if name in isa), _NO_ROWS)[packed]
     exact = torch.get_float32_matmul_precision() == "highest"
     enough = columns >= 96 * threads and columns * depth >= 4096
-    if rows is None:
-        return bool(won) and exact and enough
-    return exact and enough and rows in won and (rows < _MANY_ROWS or depth >= _SHORT)
+    fits = bool(won) if rows is None else rows in won and (rows < _MANY_ROWS or depth >= _SHORT)
+    return exact and enough and fits
 
 
 def attention_wins(queries: int | None) -> bool:
