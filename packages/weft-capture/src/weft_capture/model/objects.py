@@ -314,7 +314,8 @@ class UserObject(InstanceValue):
             if self.has_special("__setitem__"):  # CPython: mutablemapping_update calls it
                 raise Break("c-function", f"OrderedDict.update of {self.describe()}")
         result = self.base.call_method(tx, name, args, kwargs)
-        if result is self.base and (name in _INPLACE or name in ("__mod__", "format")):
+        formats = issubclass(self.cls, str) and name in ("__mod__", "format")  # nothing, perhaps
+        if result is self.base and (formats or name in _INPLACE):
             result = self
         if isinstance(result, DictView):
             result.holder = self
