@@ -61,6 +61,7 @@ REGISTRY: dict[str, str] = {
     "dynamic-operators": "operators:generate_dynamic",  # few operators, calls of changing sizes
     "python-programs": "python_programs:generate",  # classes, iterators, contexts, changes of state
     "expressions": "expressions:generate",  # operators and builtins on values of every kind
+    "special-methods": "special_methods:generate",  # what CPython asks of classes over builtin ones
     "views": "views:generate",  # views, writes in place, layouts changed, results that alias
     "views-differentiated": "views:generate_differentiated",
     "gradients": "gradients:generate",  # higher orders, hooks, transforms, in and out of regions
