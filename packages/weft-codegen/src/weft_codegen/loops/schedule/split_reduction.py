@@ -79,7 +79,7 @@ def _cut(
 ) -> tuple[Compute, Axis, IndexExpr, int] | None:
     """The item (its axes may be merged), its axis to cut, how many blocks, iterations in each."""
     assert item.op is not None
-    if REDUCTIONS[item.op].states > 1 or _is_product(item):
+    if REDUCTIONS[item.op].states > 1:
         return None
     known = all(loop.extent.is_const for loop in (*item.axes, *item.reduced))
     if buffers[item.result].device != CPU:
@@ -104,7 +104,7 @@ def _cut_for_cpu(item: Compute) -> tuple[Axis, int] | None:
         threads = torch.get_num_threads()
         taken = size * item.values[0].dtype.itemsize
         large = taken >= row_column_fusion.LARGE or kept.value >= _NARROW * threads
-        if threads == 1 or large or axes[-1] in item.reduced:
+        if threads == 1 or large or axes[-1] in item.reduced or _is_product(item):
             return None
         least, counts = _LEAST_ROWS, range(2 * threads, threads - 1, -1)
     for loop in axes:
@@ -119,7 +119,7 @@ def _cut_for_gpu(item: Compute, hints: dict[str, int]) -> tuple[Axis, IndexExpr,
     axes = single(0, item).axes
     lengths = {loop: evaluate_known(loop.extent, hints) for loop in (*item.axes, *item.reduced)}
     known = {loop: length for loop, length in lengths.items() if length is not None}
-    if len(known) < len(lengths):
+    if len(known) < len(lengths) or _is_product(item):
         return None
     kept, total = (prod(known[loop] for loop in loops) for loops in (item.axes, item.reduced))
     inner = axes[-1] in item.reduced
