@@ -196,7 +196,8 @@ def _bind_cached_property(
     cached: Any = owner
     if not hasattr(owner, "store"):
         raise Break("c-attribute", f"the cached property {name} of {owner.describe()}")
-    cached.store(tx, mro_entry[1].attrname, value)  # `__setattr__` is not called
+    # A class that is made while capturing has not named it yet; `__setattr__` is not called.
+    cached.store(tx, mro_entry[1].attrname or name, value)
     return value
 
 
