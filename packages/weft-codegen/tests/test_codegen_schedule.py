@@ -451,3 +451,27 @@ def test_groups_that_store_other_results_are_not_equal():
 
     program = check(both, torch.randn(80, 96), torch.randn(96, 96))
     assert len(program.kernels) == 2
+
+
+def _running_moments(x, mean, count, var):
+    new, spread, n = x.mean(0), x.var(0, unbiased=False), x.shape[0]
+    change, total = new - mean, count + n
+    mean += change * n / total
+    var.copy_((var * count + spread * n + change**2 * count * n / total) / total)
+    count.fill_(total)
+    return new, (x - mean) / (var + 1e-8).sqrt()
+
+
+def _row_moments(x, mean, var):
+    change = x.sum(1) - mean
+    weights = (x - change[:, None]).exp().sum(1)
+    var.copy_(var + weights + mean)
+    mean.copy_(change)
+    return x + weights[:, None]
+
+
+def test_work_between_sweeps_reads_an_input_before_it_is_written():
+    torch.manual_seed(0)
+    moments = torch.zeros(3), torch.tensor(0.1), torch.ones(3)
+    check(_running_moments, torch.randn(4, 3), *moments, native=True)
+    check(_row_moments, torch.randn(3, 40), torch.ones(3), torch.ones(3), native=True)

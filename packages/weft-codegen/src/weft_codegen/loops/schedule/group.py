@@ -144,7 +144,7 @@ def _candidates(
     pairs: list[tuple[int, IndexExpr, IndexExpr]] = []
     seen: set[tuple[IndexExpr, IndexExpr]] = set()
     made = left.results.keys()
-    for name in touched_left.keys() & touched_right.keys():
+    for name in [each for each in touched_left if each in touched_right]:  # in a fixed order
         for a in touched_left[name]:
             for b in touched_right[name]:
                 if (a, b) in seen:

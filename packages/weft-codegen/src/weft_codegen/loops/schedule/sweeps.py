@@ -71,9 +71,12 @@ def plan_sweeps(
             ready[name] = start
     sweeps = max(sweep.values(), default=-1) + 1
     for name in mutated & makers.keys():
-        # The old value may be read until the last sweep.
+        # The old value may be read until the last sweep, or by per-row work of a later one.
         if name in sweep:
             sweep[name] = sweeps - 1
+        if name in ready:
+            readers = [m for m in group.members if name in {x.buffer for x in m.node.loads}]
+            ready[name] = max(ready[name], *(ready.get(m.node.result, 0) for m in readers), 0)
     # Sums of columns join the last sweep, unless that sums rows.
     pointwise = all(
         m.node.op is None for m in group.members if sweep.get(m.node.result) == sweeps - 1
