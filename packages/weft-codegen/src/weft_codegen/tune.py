@@ -38,7 +38,7 @@ _log = events.logger("codegen", "autotuning")
 
 # Rows with which weft's own function is faster than the library, by instruction set, the first that
 # the CPU has: where the library packs the weight in each call, and where it was packed before.
-# avx512f: Zen 4, 2026-11-28. avx2: Zen 3 (docs/architecture/codegen-products.md).
+# avx512f: Zen 4, 2026-11-28. avx2: Zen 3 (docs/architecture/codegen-linear.md).
 _ROWS = {
     "avx512f": (range(2, 1 << 40), range(24, 161)),
     "avx2": (range(2, 385), range(2, 385)),
@@ -69,7 +69,7 @@ def linear_wins(rows: int | None, columns: int, depth: int, packed: bool = False
 def attention_wins(queries: int | None) -> bool:
     """Whether weft's own function computes an attention (attention.py).
 
-    Measured on Zen 4 with AVX-512 and with AVX2 (docs/architecture/codegen-products.md): it takes
+    Measured on Zen 4 with AVX-512 and with AVX2 (docs/architecture/codegen-attention.md): it takes
     0.55 to 0.9 of the library's time from 64 queries on, as long with 16.
     """
     exact = torch.get_float32_matmul_precision() == "highest"
