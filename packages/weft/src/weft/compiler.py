@@ -51,6 +51,7 @@ __all__ = [
     "compile",
     "config",
     "cudagraph_mark_step_begin",
+    "cudagraph_mark_warmup_incomplete",
     "disable",
     "get_default_backend",
     "is_compiling",
@@ -88,6 +89,11 @@ def run(function: F) -> F:
             return function(*args, **kwargs)
 
     return without_compiling  # type: ignore[return-value]
+
+
+def cudagraph_mark_warmup_incomplete() -> None:
+    """Ask for another run before a CUDA graph is recorded: nothing to do, since weft records a graph
+    whose kernels are tuned while they are compiled."""
 
 
 @checked
