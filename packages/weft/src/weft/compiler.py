@@ -92,8 +92,8 @@ def run(function: F) -> F:
 
 
 def cudagraph_mark_warmup_incomplete() -> None:
-    """Ask for another run before a CUDA graph is recorded: nothing to do, since weft records a graph
-    whose kernels are tuned while they are compiled."""
+    """Ask for another run before a CUDA graph is recorded: nothing to do, for weft tunes kernels
+    while it compiles them."""
 
 
 @checked
