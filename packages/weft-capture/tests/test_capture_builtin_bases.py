@@ -139,6 +139,7 @@ def _missed(made):
         (_missed, lambda: Missing(list)),
         (lambda made: (made[1], dict(made)), lambda: Missing(None, {1: 2})),
         (lambda made: X * made, lambda: Half(2)),
+        (lambda made: X.expand(made), lambda: Missing(int)),
         (lambda made: [type(n) for n in (made % 2**70, made | 0, made + 0)], lambda: Indexed(2)),
         (lambda made: (range(5)[made], [4, 5, 6, 7][made], "abcd"[made:]), lambda: Indexed(2)),
         (lambda made: (list(Ordered(a=1)), made.update(b=2)), lambda: Ordered(c=3)),

@@ -247,8 +247,8 @@ class DictValue(Container, MutableValue):
     def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
         pairs = [((key or each)(k), each(v)) for k, v in self.entries.values()]
         if self.cls is defaultdict:
-            factory = None if self.default_factory is NONE else each(self.default_factory)
-            return defaultdict(factory, pairs)
+            factory = each(self.default_factory)
+            return defaultdict(factory if callable(factory) else None, pairs)  # the graph's is text
         return self.cls(pairs)
 
     def with_proxies(self, tx: Tracer) -> Any:
