@@ -3,7 +3,7 @@
 import pytest
 import torch
 import weft_capture
-from capture_check import eager_backend
+from capture_check import eager_backend, same
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from weft_core.errors import Unsupported
@@ -479,3 +479,15 @@ def test_scripted_functions_are_captured_where_torchscript_converts_no_argument(
         with pytest.raises(Unsupported):
             weft_capture.capture(lambda x, f=refused: f(x), eager_backend, fullgraph=True)(X)
     assert torch.equal(weft_capture.capture(lambda x: special(x), eager_backend)(X), X + 2)
+
+
+@pytest.mark.parametrize("pool", [torch.nn.functional.max_pool1d, torch.max_pool1d])
+def test_rows_that_a_kernel_makes_of_columns(pool):
+    """A fake takes the kernel that gives places, too, whose result keeps the order of memory."""
+
+    def function(x):
+        return pool(x, 2).view(-1), pool(input=x, kernel_size=3, stride=1).stride()
+
+    captured = weft_capture.capture(function, eager_backend, fullgraph=True)
+    x = torch.rand(7, 9, 4).transpose(1, 2)
+    assert same(captured(x), function(x))

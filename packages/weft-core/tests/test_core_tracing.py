@@ -274,3 +274,11 @@ def test_gradients_of_shrinking_with_symbolic_sizes(name):
     x = torch.tensor([0.1, 0.9, -0.7, 0.3])
     gm = trace_aten(gradient, [to_fake(mode, x.clone().requires_grad_(), [0], "x")])
     assert torch.equal(gm(x)[0], gradient(x.requires_grad_())[0])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_pooled_rows_have_the_layout_of_real_ones(grad):
+    pool = torch.nn.functional.max_pool1d
+    x = torch.rand(7, 9, 4).transpose(1, 2).requires_grad_(grad)
+    gm = trace_aten(lambda x: (pool(x, 2),), [to_fake(fake_mode(), x)])
+    assert gm(x)[0].stride() == pool(x, 2).stride() == ((16, 1, 4) if grad else (16, 4, 1))

@@ -295,6 +295,35 @@ def _power(x: Any, exponent: Any, **rest: Any) -> Any:
     return torch.pow(x, torch.scalar_tensor(exponent, dtype=torch.float64))
 
 
+def _max_pool1d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Without gradients a CPU's kernel makes rows; that which fakes take finds places, too."""
+    differentiated = input.requires_grad and torch.is_grad_enabled()
+    if return_indices or differentiated or input.device.type != "cpu":
+        return None
+    sizes = kernel_size, () if stride is None else stride, padding, dilation, ceil_mode
+    return aten.max_pool1d.default(input, *sizes).contiguous()
+
+
+def for_fakes(function: Any) -> Any:
+    """Return what to call with fake tensors in place of a function."""
+    if function not in (torch.max_pool1d, F.max_pool1d):
+        return function
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        pooled = _max_pool1d(*args, **kwargs)
+        return function(*args, **kwargs) if pooled is None else pooled
+
+    return call
+
+
 def _set_where(x: Any, key: Any, value: Any) -> Any:
     masked = isinstance(key, torch.Tensor) and key.dtype is torch.bool and key.dim() > 0
     if not (masked and isinstance(value, torch.Tensor) and value.requires_grad):
@@ -338,6 +367,8 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.pow: _power,
     torch.Tensor.pow: _power,
     torch.Tensor.__pow__: _power,
+    torch.max_pool1d: _max_pool1d,
+    F.max_pool1d: _max_pool1d,
     torch.rrelu: _rrelu,
     F.rrelu: _rrelu,
     torch.Tensor.expand: _expand,

@@ -17,6 +17,7 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx import Graph, GraphModule, Node
 from weft_core import fake
+from weft_core.adapters import for_fakes
 from weft_core.errors import Unsupported
 from weft_core.jagged import is_ragged_size
 from weft_core.symnodes import SymbolTable
@@ -293,7 +294,7 @@ class GraphBuilder:
         _quiet_fake_errors()
         before = states([*fake_args, *fake_kwargs.values()], target)
         self.mode.is_checked = True
-        function = target if callable(target) else getattr(fake_args.pop(0), target)
+        function = for_fakes(target) if callable(target) else getattr(fake_args.pop(0), target)
         try:
             with suppress_warnings() as warned:
                 result = function(*fake_args, **fake_kwargs)
@@ -310,8 +311,7 @@ class GraphBuilder:
             raise Break(code, f"{name}: {str(error)[:300]}") from error
         finally:
             self.mode.is_checked = False
-        # torch gives this warning itself, once, while it loads one of its modules.
-        if warned and "torch.jit." not in warned[0]:
+        if warned and "torch.jit." not in warned[0]:  # which torch gives once itself
             raise Break("warns", warned[0][:300])
         if self.shape_env is not None and self.shape_env.pending_fresh_unbacked_symbols:
             self.shape_env.pending_fresh_unbacked_symbols.clear()
