@@ -250,7 +250,8 @@ class ClassValue(ObjectConstant):
         if not attributes.is_fixed(definer) and not callable(real):
             return tx.wrap(real, AttrSource(self.source or ConstSource(self.obj), name))
         bound = self.obj in FRAME_CLASSES and isinstance(real, types.BuiltinFunctionType)
-        if bound and not table.find(real) and not table.find(getattr(type, name, None)):
+        known = (real, getattr(type, name, None), vars(definer).get(name))
+        if bound and not any(map(table.find, known)):
             return MethodOf(self, name)
         return tx.const_object(real)
 
