@@ -143,6 +143,7 @@ def _missed(made):
         (lambda made: [type(n) for n in (made % 2**70, made | 0, made + 0)], lambda: Indexed(2)),
         (lambda made: (range(5)[made], [4, 5, 6, 7][made], "abcd"[made:]), lambda: Indexed(2)),
         (lambda made: (list(Ordered(a=1)), made.update(b=2)), lambda: Ordered(c=3)),
+        (lambda made: (Ordered([("a", 1)], b=2), made.update({"d": 4})), lambda: Ordered(c=3)),
         (lambda made: made.extend(Items()), collections.deque),
         (lambda made: sorted([3, 1], reverse=made), lambda: True),
         (lambda made: sorted([3, 1], reverse=made), list),

@@ -346,3 +346,18 @@ def substitute(pattern: Any, function: Callable[[Any], Any], string: Any, count:
         end = match.end()
     pieces.append(string[end:])
     return string[:0].join(pieces)
+
+
+# ---- collections
+
+
+def update_items(mapping: Any, other: Any = (), /, **more: Any) -> None:
+    """Do what `OrderedDict.update` does, which stores by `__setitem__` (mutablemapping_update)."""
+    if hasattr(other, "keys"):
+        for key in other.keys():  # noqa: SIM118  (as CPython does)
+            mapping[key] = other[key]
+    else:
+        for key, value in other:
+            mapping[key] = value
+    for key, value in more.items():
+        mapping[key] = value

@@ -233,7 +233,7 @@ def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     if id(obj) in tx.namespaces:
         raise Break("namespace-dict", "a dict that is also the namespace of an object")
     value = DictValue(None, source, next(cls for cls in type(obj).__mro__ if cls in _DICTS))
-    if isinstance(obj, collections.defaultdict):
+    if issubclass(type(obj), collections.defaultdict):  # isinstance would ask for `__class__`
         factory = object.__getattribute__(obj, "default_factory")
         value.default_factory = wrap(tx, factory, read_past(source, obj, "default_factory"))
     tx.values_by_id[id(obj)] = (value, source)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from weft_guards.sources import Source, is_literal
 
+from weft_capture import polyfills
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.library_traits import COUNTED_HASHES
 from weft_capture.model import attributes
@@ -310,9 +311,9 @@ class UserObject(InstanceValue):
         assert self.base is not None
         if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
             raise Break("c-function", f"{self.cls.__name__}.{name}")
-        if name == "update" and self.base.python_type() is OrderedDict:
-            if self.has_special("__setitem__"):  # CPython: mutablemapping_update calls it
-                raise Break("c-function", f"OrderedDict.update of {self.describe()}")
+        ordered = name == "update" and self.base.python_type() is OrderedDict
+        if ordered and self.has_special("__setitem__"):
+            return tx.const_object(polyfills.update_items).tp_call(tx, [self, *args], kwargs)
         result = self.base.call_method(tx, name, args, kwargs)
         formats = issubclass(self.cls, str) and name in ("__mod__", "format")  # nothing, perhaps
         if result is self.base and (formats or name in _INPLACE):
