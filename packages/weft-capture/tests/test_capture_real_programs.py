@@ -346,7 +346,8 @@ def test_stable_argsort_of_numpy():
 
 def normal(mean, factor):
     covariance = factor @ factor.mT + torch.eye(3)
-    distribution = torch.distributions.MultivariateNormal(mean, covariance)
+    # torch's Dynamo, once loaded, turns off what is not asked for.
+    distribution = torch.distributions.MultivariateNormal(mean, covariance, validate_args=True)
     return distribution.log_prob(mean + 1), distribution.entropy()
 
 
@@ -363,7 +364,8 @@ def test_multivariate_normal_checks_its_covariance_in_the_graph():
 )
 def test_matrix_that_is_no_covariance_raises_as_in_eager(matrix):
     def step(matrix):
-        return torch.distributions.MultivariateNormal(torch.zeros(2), matrix).entropy()
+        normal = torch.distributions.MultivariateNormal(torch.zeros(2), matrix, validate_args=True)
+        return normal.entropy()
 
     captured = weft_capture.capture(step, eager_backend, fullgraph=True)
     captured(torch.eye(2))
