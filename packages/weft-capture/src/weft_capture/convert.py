@@ -219,6 +219,8 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
                 if stopped is not None and do.request.limit is not None:
                     do.request.limit.note(stopped)
                 draft, stopped = _drafted(do, outer, stopped)
+                if draft and stopped and steps.stale and stopped.step != do.break_at:
+                    raise BreakAtStep(stopped.step, stopped.error)
             finally:
                 counters["capture"]["instructions"] += steps.now + 1 + tx.unstepped
     record = report_break(stopped.error) if stopped is not None else None

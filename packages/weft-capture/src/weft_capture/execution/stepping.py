@@ -53,6 +53,8 @@ class Steps:
         reason: why to break there.
 
     `marks` has the state of the journal before each step, `births` the count of values by then.
+    `guarded` is the last step that guarded a value that can vary. `stale` says that a step with
+    such guards was rolled back: they hold for code that then runs eagerly.
     """
 
     no_tensor_yet: bool
@@ -62,6 +64,8 @@ class Steps:
     raised_at: dict[Value, int] = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
     births: list[int] = field(default_factory=list)
+    guarded: int = -1
+    stale: bool = False
 
     def __post_init__(self) -> None:
         limits = config.settings.instruction_limit, config.settings.plain_limit
@@ -234,7 +238,7 @@ class OuterFrame(SteppedFrame):
             BreakAtStep: when the journal does not reach back: capture has to begin again.
         """
         steps, journal = self.tx.steps, self.tx.journal
-        done = steps.now
+        done, guarded = steps.now, steps.guarded
         earlier: int | None = step
         frame: SteppedFrame = self
         while earlier is not None:
@@ -245,6 +249,7 @@ class OuterFrame(SteppedFrame):
             assert isinstance(self.tx.frame, SteppedFrame)
             frame = self.tx.frame
             earlier = frame.earlier(reason)
+        steps.stale |= guarded >= step
         self.tx.unstepped += done - step
         frame.ip += 1  # as it is while the instruction is executed
         reason.user_stack = reason.user_stack or self.tx.user_stack()

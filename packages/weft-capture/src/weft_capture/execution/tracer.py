@@ -67,6 +67,9 @@ from weft_capture.tensors.graph import GraphBuilder
 from weft_capture.tensors.runtime_values import RuntimeValue, origins
 from weft_capture.tensors.tensor import TensorValue
 
+_VARYING = frozenset(("CONST", "LEN", "TENSOR", "DICT_KEYS", "KEY_ABSENT", "NONE"))
+"""Kinds of guards on values that often differ between calls."""
+
 
 class Tracer:
     """One capture of one frame.
@@ -113,6 +116,7 @@ class Tracer:
         self.values_by_id: dict[int, tuple[Value, Source]] = {}
         self.keep_alive: list[object] = []
         self.open_contexts: list[Any] = []
+        self.left_blocks: list[Any] = []  # with the state outside of blocks entered before
         self.transforms: list[Any] = []  # how to leave each functorch level that was entered
         self.gathering = 0  # blocks of `libraries.attention.tensors_as_indices` around the program
         self.overrides = Overrides(self)
@@ -207,7 +211,10 @@ class Tracer:
         if self.calls.count and any(origins(source)):
             raise Break("data-dependent-value", "a value that differs in each call is needed here")
         if not isinstance(source, ConstSource):
+            known = len(self.guards)
             self.guards.add(source, kind, value, self.user_stack())
+            if kind in _VARYING and len(self.guards) > known:
+                self.steps.guarded = self.steps.now
 
     def guard_constant(self, source: Source, obj: Any) -> None:
         """Guard the value of a constant; enum members and the like by identity."""

@@ -98,17 +98,22 @@ class AutocastContext(ContextValue):
         "cache_enabled": "_cache_enabled",
     }
     """The arguments to create an input object again, and the attributes that hold them."""
+    before: ClassVar[dict[str, str]] = {
+        "dtype": "prev_fastdtype",
+        "enabled": "prev",
+        "cache_enabled": "prev_cache_enabled",
+    }
+    """The same, for the state that the exit of an entered object restores."""
     tp_call = Value.tp_call
+    obj: Any = None
 
     @classmethod
     def of(cls, tx: Tracer, obj: Any, source: Source) -> Self:
         """Return the value of an object from outside."""
-        options = {}
-        for argument, name in cls.state.items():
-            value = tx.wrap(getattr(obj, name), InstanceAttrSource(source, name))
-            options[argument] = value.as_constant()
         context_class: Any = torch.autocast if cls is AutocastContext else torch.inference_mode
-        return cls(context_class, (), options, source)
+        context = cls(context_class, (), _constants(tx, obj, source, cls.state), source)
+        context.obj = obj
+        return context
 
     def enter(self, tx: Tracer) -> Value:
         if self.real is not None:
@@ -121,6 +126,8 @@ class AutocastContext(ContextValue):
         return self if type(self) is AutocastContext else NONE
 
     def leave(self, tx: Tracer) -> Value:
+        if self.real is None and self.source is not None:
+            return self.leave_outer(tx, self.obj, self.source)
         self.check_entered()
         _leave(tx, self.real)
         tx.journal.on_rollback(lambda: self.enter_real(tx))
@@ -128,6 +135,21 @@ class AutocastContext(ContextValue):
         tx.journal.touch(self)
         self.real, self.source = None, self.origin
         return FALSE if type(self) is AutocastContext else NONE
+
+    def leave_outer(self, tx: Tracer, obj: Any, source: Source) -> Value:
+        """Leave a block that was entered before the capture, such as after a break inside it.
+
+        A deferred call leaves it. The rest of the graph runs in a block with the state before it.
+        """
+        if not vars(obj).keys() >= set(self.before.values()):
+            raise Break("context-manager", "leaving a block that was never entered")
+        options = _constants(tx, obj, source, self.before)
+        block = type(self)(self.cls, (obj.device,), options)
+        block.enter(tx)
+        tx.left_blocks.append(block)
+        tx.journal.on_rollback(tx.left_blocks.pop)
+        tx.calls.add(self.cls.__exit__, self, NONE, NONE, NONE)
+        return FALSE
 
     def enter_real(self, tx: Tracer) -> None:
         """Set the mode by a new context manager, as not all can be entered twice."""
@@ -148,6 +170,15 @@ class AutocastContext(ContextValue):
         tx.graph.node("call_function", leave, (self.token,), {}, None)
 
 
+def _constants(tx: Tracer, obj: Any, source: Source, names: dict[str, str]) -> dict[str, Any]:
+    """Read attributes that are constants, as arguments."""
+    values = {
+        argument: tx.wrap(getattr(obj, name), InstanceAttrSource(source, name))
+        for argument, name in names.items()
+    }
+    return {argument: value.as_constant() for argument, value in values.items()}
+
+
 class InferenceContext(AutocastContext):
     """torch.inference_mode: the whole graph runs in it, or none (`GraphBuilder.inference`)."""
 
@@ -157,6 +188,10 @@ class InferenceContext(AutocastContext):
         """The graph itself notices."""
 
     leave_node = enter_node
+
+    def leave_outer(self, tx: Tracer, obj: Any, source: Source) -> Value:
+        """Break: a graph is in inference mode as a whole, or not at all."""
+        raise Break("context-manager", "leaving inference mode that was entered before the capture")
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return decorate_with_clones(tx, self, *args)

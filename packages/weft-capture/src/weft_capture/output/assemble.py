@@ -120,7 +120,7 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
             continue  # entered before this capture
         if isinstance(owner, AutocastContext) and owner.real is not None:
             open_autocasts.append(owner)
-    for context in open_autocasts:
+    for context in (*open_autocasts, *reversed(tx.left_blocks)):
         context.leave_node(tx)
     if end_mode is not tx.entry_grad_mode and tx.graph.op_count:
         tx.graph.node("call_function", torch._C._set_grad_enabled, (tx.entry_grad_mode,), {}, None)

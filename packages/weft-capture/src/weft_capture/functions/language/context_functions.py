@@ -51,6 +51,13 @@ def _autocast(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     return AutocastContext(torch.autocast, real_args, real_kwargs)
 
 
+@rule(torch.autocast.__exit__)
+def _leave_autocast(tx: Tracer, self: Value, *error: Value) -> Value:
+    if not isinstance(self, AutocastContext):
+        raise Break("context-manager", "torch.autocast.__exit__ of another object")
+    return self.leave(tx)
+
+
 @rule("torch.nn.attention.sdpa_kernel")
 def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Value:
     from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - loaded by the caller

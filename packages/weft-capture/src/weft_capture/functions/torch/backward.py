@@ -96,7 +96,8 @@ def _history(roots: Sequence[torch.Tensor]) -> tuple[set[Any], list[torch.Tensor
 def _in_the_way(tx: Tracer, nodes: set[Any]) -> Iterator[tuple[str, object]]:
     """Yield the reasons against capturing a backward pass, each with whether it applies."""
     graph, modes = tx.graph, tx.overrides
-    under = tx.transforms, modes.modes, modes.outer, tx.open_contexts
+    blocks = [block for block in tx.open_contexts if not isinstance(block, torch.autocast)]
+    under = tx.transforms, modes.modes, modes.outer, blocks
     yield "under a mode or transform", any(under)
     yield "with tensors of wrapper classes", graph.has_wrappers
     yield "under autocast", any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
