@@ -278,6 +278,17 @@ def on_the_node(net, keep):
     keep.append(node)
 
 
+def behind_the_node(net, keep):
+    weight = net.first.weight
+    node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+    node.register_hook(lambda new, grads: keep.append(grads[0].clone()))
+    keep.append(node)
+
+
+def kept_history(net, keep):
+    keep.append(net.first.weight * 2)
+
+
 def frozen(net, keep):
     net.first.weight.requires_grad_(False)
 
@@ -294,8 +305,8 @@ def no_gradient(net, keep):
 @pytest.mark.filterwarnings("ignore:grad and param")
 @pytest.mark.parametrize("call", [0, 1, 2])
 @pytest.mark.parametrize(
-    "change", [double, after_accumulation, on_the_node, frozen, other_layout, no_gradient],
-    ids=lambda f: f.__name__,
+    "change", [double, after_accumulation, on_the_node, behind_the_node, kept_history, frozen,
+    other_layout, no_gradient], ids=lambda f: f.__name__,
 )  # fmt: skip
 def test_what_changes_between_calls_is_seen(change, call):
     captured, keep = weft_capture.capture(plain, eager_backend), []
@@ -304,6 +315,8 @@ def test_what_changes_between_calls_is_seen(change, call):
         for net in nets if number == call else ():
             change(net, keep)
         same_after((plain, captured), nets)
+    seen = [grad for grad in keep if isinstance(grad, torch.Tensor) and not grad.requires_grad]
+    torch.testing.assert_close(seen[::2], seen[1::2])  # by hooks, of both nets in turn
 
 
 def test_a_setting_keeps_it_outside():

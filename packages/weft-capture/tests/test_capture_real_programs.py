@@ -439,3 +439,27 @@ def test_inverse_transform_breaks_where_it_looks_at_its_window():
     x = torch.randn(2, 40)
     assert same(captured(x), step(x))
     assert [record.code for record in captured._weft_capture.breaks] == ["data-dependent-value"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_backward_over_a_weight_that_a_hook_computes():
+    """The weight of the last call keeps the AccumulateGrad nodes of its parameters alive."""
+
+    def train(wrap):
+        torch.manual_seed(0)
+        model = torch.nn.utils.weight_norm(torch.nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = wrap(step)
+        losses = [step(torch.randn(4, 3)) for _ in range(3)]
+        return [*losses, *model.parameters(), model.weight]
+
+    captured = train(lambda step: weft_capture.capture(step, eager_backend, fullgraph=True))
+    torch.testing.assert_close(captured, train(lambda step: step))

@@ -119,8 +119,9 @@ def _leaf(tx: Tracer, variable: torch.Tensor) -> TensorValue:
 def is_unobserved(*leaves: torch.Tensor) -> bool:
     """Say whether a gradient of a leaf is visible only in its `.grad`.
 
-    Hooks in C++, and hooks on the AccumulateGrad node of a leaf, keep that node alive: without them
-    each access creates a new node.
+    Hooks on the AccumulateGrad node of a leaf keep that node alive, as the history of a tensor
+    does: without either, each access creates a new node. Only distributed training has hooks in
+    C++, which cannot be seen.
     """
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -137,13 +138,27 @@ def is_unobserved(*leaves: torch.Tensor) -> bool:
         for node in _accumulators(leaves):
             node.metadata[_SEEN] = True
             del node
-        return not [node for node in _accumulators(leaves) if node.metadata.pop(_SEEN, False)]
+        alive = [node for node in _accumulators(leaves) if node.metadata.pop(_SEEN, False)]
+        return not any(map(_has_hooks, alive))
     finally:
         for leaf in closed:
             leaf.requires_grad_(False)
 
 
 _SEEN = "weft: asked for before"
+
+
+def _has_hooks(node: Any) -> bool:
+    """Say whether Python registered hooks on a node: a further one is put beside them."""
+    handles = node.register_hook(_no_hook), node.register_prehook(_no_hook)
+    hooks = sum(len(handle.hooks_dict_ref()) for handle in handles)
+    for handle in handles:
+        handle.remove()
+    return hooks > len(handles)
+
+
+def _no_hook(*gradients: Any) -> None:
+    """Do nothing."""
 
 
 class _Ends(torch.autograd.Function):
