@@ -23,6 +23,8 @@ from weft_codegen.layout import laid_out
 from weft_codegen.loops.lower.fxnodes import is_pure
 
 Run = Callable[..., Any]
+_Held = tuple[int, weakref.ref[torch.Tensor], int | None]
+"""The position of a frozen input, the tensor, and its version, which inference tensors lack."""
 
 
 def frozen_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -66,14 +68,19 @@ class Frozen:
     def __call__(self, *args: Any) -> Any:
         """The outputs of the graph."""
         held, run = self._state
-        given = [args[k] for k in self._frozen]
-        if not all(r() is t and v == version_of(t) for (r, v), t in zip(held, given, strict=True)):
-            with self._lock:
-                self._state = _, run = self._freeze(given)
+        for position, reference, version in held:
+            tensor: torch.Tensor = args[position]
+            if reference() is not tensor or (version is not None and tensor._version != version):
+                with self._lock:
+                    self._state = _, run = self._freeze([args[k] for k in self._frozen])
+                break
         return run(*[args[k] for k in self._free])
 
-    def _freeze(self, tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[Any, int]], Run]:
-        held = [(weakref.ref(tensor), version_of(tensor)) for tensor in tensors]
+    def _freeze(self, tensors: Sequence[torch.Tensor]) -> tuple[list[_Held], Run]:
+        held = [
+            (k, weakref.ref(tensor), None if tensor.is_inference() else version_of(tensor))
+            for k, tensor in zip(self._frozen, tensors, strict=True)
+        ]
         with torch.no_grad(), torch._C._DisableAutocast():
             values = self._prologue(*tensors)
         for name, value in zip(self._names, values, strict=True):
