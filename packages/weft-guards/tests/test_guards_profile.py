@@ -1,6 +1,7 @@
-"""What varies is kept from process to process, by code, and no damage to a file is noticed."""
+"""What varies is kept for the next process, by program and code; no damage to a file is noticed."""
 
 import json
+import sys
 import threading
 
 import pytest
@@ -160,3 +161,19 @@ def test_jobs_have_profiles_of_their_own(another_process):
         another_process()
         assert policy().int_is_dynamic(N, 9)
     assert not policy().int_is_dynamic(N, 9)
+
+
+def test_programs_that_share_code_have_profiles_of_their_own(another_process, monkeypatch):
+    """The forward of a library's module is the code of many programs."""
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", "/programs/train.py", raising=False)
+    learn()
+    another_process()
+    assert policy().int_is_dynamic(N, 9)
+    monkeypatch.setattr(main, "__file__", "/programs/serve.py")
+    assert not policy().int_is_dynamic(N, 9)
+    with settings.patch(job_id="both"):
+        learn()
+        another_process()
+        monkeypatch.setattr(main, "__file__", "/programs/train.py")
+        assert policy().int_is_dynamic(N, 9)

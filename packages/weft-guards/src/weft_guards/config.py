@@ -26,7 +26,8 @@ class GuardsSettings(Settings):
             list of names as guards print them (`L['x']`) or regular expressions for their
             beginning; `:N` behind one means only dimension N.
         unbacked_sources: in the same way, sizes on which nothing may depend, as with mark_unbacked.
-        job_id: programs with another id keep another record of what varied; WEFT_JOB_ID sets it.
+        job_id: programs with one id share the record of what varied, which each program has alone
+            otherwise; WEFT_JOB_ID sets it.
         specialize_int: never make int arguments symbolic, only sizes.
         specialize_float: never make floats inputs of a graph, learning rates included.
         native_checks: run checks in C where the extension was built and validated.

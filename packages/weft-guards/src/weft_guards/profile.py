@@ -1,14 +1,17 @@
 """Sizes and numbers that varied in earlier processes; this one makes them symbolic at once.
 
-A profile is one file of the cache folder for a code object: the sizes and numbers that became
-symbolic in it. It decides nothing but what is symbolic from the first compile on, which guards then
-confirm, so that a profile of other code, or a damaged one that reads as empty, does no harm.
+A profile is one file of the cache folder for a code object of one program (or job): the sizes and
+numbers that became symbolic in it. Programs share the code of libraries (`nn.Sequential.forward`),
+and what varies in one program need not in the next. A profile decides nothing but what is symbolic
+from the first compile on, which guards then confirm, so that one of other code, or a damaged one
+that reads as empty, does no harm.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
@@ -63,8 +66,14 @@ class Profile:
             _log.info("%s: what varies was not kept: %s", self.name, error)
 
     def _path(self) -> Path:
-        job = hashlib.sha256(settings.job_id.encode()).hexdigest()[:8] if settings.job_id else ""
-        return cachedir.cache_dir("dynamism") / f"{self.file}{job}.json"
+        owner = hashlib.sha256((settings.job_id or _program()).encode()).hexdigest()[:8]
+        return cachedir.cache_dir("dynamism") / f"{self.file}{owner}.json"
+
+
+def _program() -> str:
+    """Return the file that runs, or the current folder where there is none (a notebook)."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return str(Path(file).resolve() if file else Path.cwd())
 
 
 def _digest(code: CodeType) -> str:
