@@ -1,4 +1,4 @@
-"""Breaks in blocks of autocast, and guards of the instruction that breaks."""
+"""Blocks of torch: autocast with a break inside, forked generators; guards of a breaking call."""
 
 import collections
 import random
@@ -107,3 +107,54 @@ def test_gradients_after_an_autocast_block_with_a_break():
     weight.grad = None
     assert same((weft_capture.capture(step, eager_backend)(x), weight.grad), expected)
     assert counters["graph_break"] == {"graph-break": 1}
+
+
+def forked(x):
+    with torch.random.fork_rng():
+        y = torch.rand(2)
+    return x + y
+
+
+def forked_and_drawn_again(x):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        y = torch.rand(2)
+    return x + y, torch.rand(2)
+
+
+def forked_twice(x):
+    with torch.random.fork_rng():
+        y = torch.rand(2)
+    with torch.random.fork_rng():
+        return x + y, torch.rand(2)
+
+
+def drawn_with_one_state(x):
+    state = torch.get_rng_state()
+    y = torch.rand(2)
+    torch.set_rng_state(state)
+    return x + y, torch.rand(2), state
+
+
+def drawn_before_it_is_read(x):
+    return x + torch.rand(2), torch.get_rng_state()
+
+
+@pytest.mark.parametrize(
+    ("program", "is_whole"),
+    [
+        (forked, True),
+        (forked_and_drawn_again, False),
+        (forked_twice, False),
+        (drawn_with_one_state, False),
+        (drawn_before_it_is_read, False),
+    ],
+)
+def test_state_of_the_generator_is_read_before_draws_and_set_after_them(program, is_whole):
+    captured = weft_capture.capture(program, eager_backend, fullgraph=is_whole)
+    found = []
+    for run in (program, captured):
+        torch.manual_seed(0)
+        found.append([run(torch.ones(2)), run(torch.ones(2)), torch.rand(2)])
+    assert same(*found)
+    assert is_whole is not bool(captured._weft_capture.breaks)

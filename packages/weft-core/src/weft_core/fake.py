@@ -71,7 +71,7 @@ class _Mode(FakeTensorMode):
     __init__ = torch_compiler_shim.rebind(FakeTensorMode.__init__)
     _python_kernels: list[Any]  # a guard for each time it was entered
     writes = 0  # of operators in place: a tensor of inference mode does not count its own
-    drawn = False  # random numbers were
+    drawn = 0  # how often random numbers were
     is_checked = False  # for what a real operator would raise or warn of, and a fake does not
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,7 +81,7 @@ class _Mode(FakeTensorMode):
         if known and func._schema.is_mutable:
             self.writes += 1
         if known and torch.Tag.nondeterministic_seeded in func.tags:
-            self.drawn = True
+            self.drawn += 1
         if checked:
             eager_error_probe.check(func, args, kwargs or {})
         if self.is_checked and func in _WARNING and _WARNING[func](*args, **kwargs or {}):

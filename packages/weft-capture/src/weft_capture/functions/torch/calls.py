@@ -21,8 +21,6 @@ from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.model.slots import compare
 from weft_capture.tensors.tensor import SymValue, TensorValue, is_data
 
-# By name where torch.distributed, once loaded, puts a wrapper in the function's place.
-_RANDOM_STATE = (torch.seed, torch.get_rng_state, torch.set_rng_state)
 _VALUES = (torch.equal, torch.allclose, torch.is_nonzero, torch.istft)
 # Functionalisation treats these as copies, too.
 _UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_with_sizes)
@@ -40,7 +38,7 @@ def _is_traced(tx: Tracer) -> Value:
 # Declined: the result is not known while capturing.
 
 
-decline("random-state", "the state of the generator", *_RANDOM_STATE)
+decline("random-state", "a seed of the operating system", torch.seed)
 decline("data-dependent-value", "a comparison of the values of tensors", *_VALUES)
 decline(
     "autograd-mode", "hooks on saved tensors",

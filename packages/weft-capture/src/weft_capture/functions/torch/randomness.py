@@ -14,6 +14,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from weft_capture.functions.table import decline, rule, rule_of_each
 from weft_capture.model.constant import NONE, constant
 from weft_capture.model.containers import ListValue
 from weft_capture.model.protocol import Tracer, Value, method, method_of_each
-from weft_capture.tensors.runtime_values import RandomValue
+from weft_capture.tensors.runtime_values import RandomValue, RuntimeValue
 from weft_capture.tensors.tensor import SymValue
 
 _ITEMS = (int, float, bool, str, bytes)
@@ -129,6 +130,35 @@ def _manual_seed(tx: Tracer, seed: Value) -> Value:
     return tx.runtime_value(
         tx.calls.add(torch.manual_seed, number, early=True), torch.default_generator
     )
+
+
+@rule(torch.get_rng_state)
+def _get_state(tx: Tracer) -> Value:
+    """Read the state of torch's generator before the graph, which may draw only afterwards."""
+    if tx.graph.mode.drawn or any(isinstance(w, _StateSet) for w in tx.watched):
+        raise Break("random-state", "the state of the generator after draws")
+    source = tx.calls.add(torch.get_rng_state, early=True)
+    return RuntimeValue(torch.get_rng_state(), source)
+
+
+@rule(torch.set_rng_state)
+def _set_state(tx: Tracer, new_state: Value) -> None:
+    """Set the state after the graph, which may draw only before."""
+    if tx.calls.add(torch.set_rng_state, new_state).late:
+        tx.watch(_StateSet(tx.steps.now, tx.graph.mode.drawn))
+
+
+@dataclass(eq=False)
+class _StateSet:
+    """The step that set the state, and the number of draws before it."""
+
+    step: int
+    drawn: int
+
+    def check(self, tx: Tracer, out: object) -> None:
+        """Set the state eagerly if the graph draws afterwards."""
+        if tx.graph.mode.drawn != self.drawn:
+            raise Break("random-state", "draws after the state of the generator is set", self.step)
 
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
