@@ -53,8 +53,8 @@ class Steps:
         reason: why to break there.
 
     `marks` has the state of the journal before each step, `births` the count of values by then.
-    `guarded` is the last step that guarded a value that can vary. `stale` says that a step with
-    such guards was rolled back: they hold for code that then runs eagerly.
+    `guarded` is the last step that guarded a value that can vary. `stale` says that the breaking
+    step had such guards, for code that then runs eagerly.
     """
 
     no_tensor_yet: bool
@@ -229,7 +229,10 @@ class OuterFrame(SteppedFrame):
             reason = Break("uncaught-exception", raised.value.describe())
         else:
             return None
-        return self.break_at(step, reason)
+        guarded = self.tx.steps.guarded
+        stopped = self.break_at(step, reason)
+        self.tx.steps.stale = guarded >= stopped.step
+        return stopped
 
     def break_at(self, step: int, reason: Break) -> Stop:
         """Roll back to a step, which is to run eagerly.
@@ -238,7 +241,7 @@ class OuterFrame(SteppedFrame):
             BreakAtStep: when the journal does not reach back: capture has to begin again.
         """
         steps, journal = self.tx.steps, self.tx.journal
-        done, guarded = steps.now, steps.guarded
+        done = steps.now
         earlier: int | None = step
         frame: SteppedFrame = self
         while earlier is not None:
@@ -249,7 +252,6 @@ class OuterFrame(SteppedFrame):
             assert isinstance(self.tx.frame, SteppedFrame)
             frame = self.tx.frame
             earlier = frame.earlier(reason)
-        steps.stale |= guarded >= step
         self.tx.unstepped += done - step
         frame.ip += 1  # as it is while the instruction is executed
         reason.user_stack = reason.user_stack or self.tx.user_stack()
