@@ -26,7 +26,7 @@ from weft_guards.sources import (
 
 from weft_capture import frame as hook
 from weft_capture.breaks import Break, BreakAtStep
-from weft_capture.effects.runtime_asserts import has_checks
+from weft_capture.effects.checks import has_checks
 from weft_capture.model.attributes import dict_of
 from weft_capture.model.constant import NONE, constant
 from weft_capture.model.containers import Container

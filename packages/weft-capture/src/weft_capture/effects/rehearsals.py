@@ -18,7 +18,7 @@ from weft_guards.sources import CallSource
 
 from weft_capture import frame
 from weft_capture.breaks import Break
-from weft_capture.effects.runtime_asserts import CHECK
+from weft_capture.effects.checks import CHECK
 from weft_capture.model.containers import SequenceValue
 from weft_capture.model.protocol import BIRTHS, Raised, Tracer, Value
 from weft_capture.model.region_marks import modes_of, nodes_after

@@ -8,47 +8,30 @@ failed check runs the frame again, so a wrong guess about an arm costs time but 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.node import has_side_effect
 from torch.utils import checkpoint
-from weft_core.collectives import is_collective
 from weft_core.errors import WeftError
 from weft_core.events import counters, logger
-from weft_core.node_effects import is_effect
-from weft_core.tensor_subclass import is_distributed
 
 from weft_capture.bytecode import NO_FALL_THROUGH, Decoded, Handler, Instr, decode
+from weft_capture.effects.checks import (
+    CHECK,
+    CheckFailed,
+    before_writes,
+    check_before_writes,
+    has_checks,
+    is_repeatable,
+)
 from weft_capture.model.constant import constant
 from weft_capture.model.dicts import LazyValue
 from weft_capture.model.protocol import Frame, Tracer, Value
-from weft_capture.tensors.graph import GraphBuilder
 from weft_capture.tensors.tensor import TensorValue
 
 _log = logger("capture", "graph_breaks")
-_library = torch.library.Library("weft_capture", "FRAGMENT")
-_library.define("check(Tensor condition, bool wanted) -> ()")
-
-
-class CheckFailed(Exception):
-    """A check of the program failed in its graph: the program itself knows what to raise."""
-
-
-def _check(condition: torch.Tensor, expected: bool) -> None:
-    if bool(condition) is not expected:
-        raise CheckFailed(f"a tensor is {not expected} where the captured program would raise")
-
-
-def _nothing(condition: torch.Tensor, expected: bool) -> None:
-    pass
-
-
-_library.impl("check", _check, "CompositeExplicitAutograd")
-_library.impl("check", _nothing, "Meta")
-CHECK: Any = has_side_effect(torch.ops.weft_capture.check.default)
 
 
 def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
@@ -71,22 +54,21 @@ def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
 def emit_check(tx: Tracer, condition: TensorValue, expected: bool) -> bool:
     """Add a check to the graph; False where the program could notice a second run of the frame."""
     inside = any(not isinstance(context, torch.inference_mode) for context in tx.open_contexts)
-    if inside or not _may_repeat(tx):
+    writes = bool(tx.graph.writes())
+    if inside or not _may_repeat(tx, before_writes(tx.graph) if writes else tx.graph.graph.nodes):
         return False
+    if writes:
+        return check_before_writes(tx, condition, expected)
     tx.graph.emit("call_function", CHECK, [condition, constant(expected)], {})
     return True
-
-
-def has_checks(graph: GraphBuilder) -> bool:
-    """Say whether there are checks in a graph."""
-    return any(node.target is CHECK for node in graph.graph.nodes)
 
 
 def recoverable(tx: Tracer) -> type[Exception] | None:
     """Return the exceptions of the graph after which the frame can run again, or None."""
     checks = has_checks(tx.graph)  # checks precede side effects, and restore generators
     modes = any(node.target in _LASTING for node in tx.graph.graph.nodes)
-    if (checks or not tx.graph.mode.drawn) and not modes and _may_repeat(tx):
+    lasting = modes or tx.graph.writes() or (tx.graph.mode.drawn and not checks)
+    if not lasting and _may_repeat(tx, tx.graph.graph.nodes):
         return Exception
     return CheckFailed if checks else None
 
@@ -98,25 +80,15 @@ _LASTING = (
 )
 
 
-def _may_repeat(tx: Tracer) -> bool:
-    """Say whether the frame can run again from its start without the program noticing."""
+def _may_repeat(tx: Tracer, nodes: Iterable[Node]) -> bool:
+    """Say whether the frame can run again after these operations without the program noticing."""
     if tx.transforms or tx.overrides.modes or tx.answers:
         return False
-    return all(call.result.late for call in tx.calls.calls) and all(_is_repeatable(tx.graph))
-
-
-def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
-    """Yield, for each part of the graph so far, whether it can run twice."""
-    yield graph.writes() == 0
-    twins = [e.node_example for e in graph.inputs if isinstance(e.node_example, torch.Tensor)]
-    yield not (graph.mode.writes and any(fake.is_inference() for fake in twins))
-    for node in graph.graph.nodes:
-        target = node.target
-        of_program = isinstance(target, types.FunctionType) and target.__module__.split(".")[0]
-        yield of_program in (False, "torch", "weft_capture", "weft_core")
-        yield not is_collective(target)
-        yield not is_distributed(type(node.meta.get("example_value")))
-        yield target is CHECK or not (is_effect(target) and not target._schema.returns)
+    twins = [entry.node_example for entry in tx.graph.inputs]
+    inference = any(isinstance(twin, torch.Tensor) and twin.is_inference() for twin in twins)
+    if inference and tx.graph.mode.writes:
+        return False
+    return all(call.result.late for call in tx.calls.calls) and all(map(is_repeatable, nodes))
 
 
 def _is_caught(frame: Frame) -> bool:

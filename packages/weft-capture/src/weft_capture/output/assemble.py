@@ -25,9 +25,9 @@ from weft_capture import config
 from weft_capture import frame as hook
 from weft_capture.breaks import REASONS, Break
 from weft_capture.bytecode import Writer, live_at, shows_frame
+from weft_capture.effects.checks import has_checks
 from weft_capture.effects.runtime_asserts import (
     devices_of,
-    has_checks,
     if_raised,
     recoverable,
     run_checked,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -89,6 +90,7 @@ class GraphBuilder:
         self.collectives = 0  # number of collectives that write to tensors
         self.passed: set[Any] = set()  # autograd nodes that backward passes have freed
         self.ended: dict[TensorValue, Any] = {}  # see `functions.torch.backward.leaving`
+        self.first_write = sys.maxsize  # a step; no operation before it writes in place
         self._assumed: set[object] = set()  # conditions on numbers out of tensors, in the graph
 
     # ---- inputs
@@ -108,13 +110,12 @@ class GraphBuilder:
         """
         if torch._is_functional_tensor(tensor) or torch._is_zerotensor(tensor):
             raise Break("unsupported-tensor", "a functional or zero tensor")
-        name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
             marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}
             unbacked = [dim for dim, mark in marks.items() if mark.kind is Kind.UNBACKED]
             try:
                 fake_tensor = fake.to_fake(
-                    self.mode, tensor, dynamic_dims, name, unbacked, inner, free_strides
+                    self.mode, tensor, dynamic_dims, source.expr(), unbacked, inner, free_strides
                 )
             except RuntimeError as error:  # a view that autograd no longer follows
                 raise Break("autograd-state", str(error)[:200]) from None
@@ -254,7 +255,7 @@ class GraphBuilder:
             self.tx.calls.check_clock()
         self._check_inference(target)
         node = self.graph.create_node(op, target, args, kwargs)
-        node.meta["example_value"] = example
+        node.meta |= {"example_value": example, "draws": self.mode.drawn}
         self._own(node)
         return node
 
@@ -274,6 +275,8 @@ class GraphBuilder:
             node.meta["recompute"] = self.region
         self.op_count += 1
         self.step_of_node[node] = self.tx.steps.now
+        if self.mode.writes and self.first_write == sys.maxsize and self.writes():
+            self.first_write = self.tx.steps.now
         self.tx.journal.on_rollback(lambda: self.discard(node))
 
     def discard(self, node: Node) -> None:
@@ -380,9 +383,8 @@ class GraphBuilder:
         existing = self._by_fake.get(id(inner))
         if existing is not None:
             return existing
-        return self.result(
-            self.node("call_function", getattr, (tensor.node, name), {}, inner), inner
-        )
+        node = self.node("call_function", getattr, (tensor.node, name), {}, inner)
+        return self.result(node, inner)
 
     def replace(self, tensor: TensorValue, other: Value) -> None:
         """Return the value of a new tensor that the graph computes."""
@@ -413,8 +415,7 @@ class GraphBuilder:
         static = _known_int(size)
         if static is not None:
             return self.tx.literal(static)
-        ragged = is_ragged_size(size)
-        node = None if ragged else self.symbols.get(size.node.expr)
+        node = None if (ragged := is_ragged_size(size)) else self.symbols.get(size.node.expr)
         if node is None:
             node = self.node(
                 "call_function", torch.ops.aten.sym_size.int, (tensor.node, dim), {}, size
@@ -455,8 +456,7 @@ class GraphBuilder:
                 self.graph.erase_node(entry.node)
             if entry.layout is not None:  # a backend traces the graph from the start
                 entry.node.meta["example_value"] = fake.fresh_fake(entry.node_example, entry.layout)
-        module = GraphModule(self.root, self.graph)
-        return module, used
+        return GraphModule(self.root, self.graph), used
 
 
 @functools.cache

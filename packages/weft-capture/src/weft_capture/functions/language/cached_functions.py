@@ -45,7 +45,7 @@ class CachedFunction(ObjectConstant, MutableValue):
             out.later(_RepeatedCall(key is not None), self, TupleValue(args), keywords)
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        from weft_capture.effects.runtime_asserts import has_checks  # noqa: PLC0415 - import cycle
+        from weft_capture.effects.checks import has_checks  # noqa: PLC0415 - import cycle
 
         if tx.rehearsed is not None:
             return self._call_once(tx, tx.rehearsed, args, kwargs)
