@@ -82,12 +82,16 @@ def test_what_depends_on_the_caller_is_compiled_at_once():
 
 @pytest.mark.usefixtures("background")
 def test_a_failure_is_raised_when_it_is_known(monkeypatch):
+    called = threading.Event()
+
     def fail(*_, **__):
+        called.wait(60)
         raise ZeroDivisionError("a planted failure")
 
     monkeypatch.setattr("weft_codegen.compile.make_program", fail)
     compiled, x = weft.compile(lambda x: x * 3.25 - 1), torch.randn(3)
     torch.testing.assert_close(compiled(x), x * 3.25 - 1)
+    called.set()
     assert weft.wait_for_compilation(60)
     with pytest.raises(weft.BackendCompilerError, match="a planted failure"):
         compiled(x)

@@ -11,8 +11,8 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from types import NoneType
-from typing import Any
+from types import GetSetDescriptorType, NoneType
+from typing import Any, TypeVar
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
@@ -134,3 +134,11 @@ def _too_many(make: Callable[[Any], Any]) -> str:
     except ValueError as error:
         return str(error).replace("2", "{0}").replace("7", "{1}")
     raise AssertionError("the interpreter takes what it should refuse")
+
+
+TYPE_VARIABLE_FIELDS = [
+    descriptor
+    for name in ("__bound__", "__constraints__")
+    if isinstance(descriptor := vars(TypeVar).get(name), GetSetDescriptorType)
+]
+"""Attributes of a TypeVar that never change; from CPython 3.12 on its class is one of C."""

@@ -41,7 +41,7 @@ from weft_capture.model.constant import FRAME_CLASSES, NONE, constant
 from weft_capture.model.dicts import DictValue, LazyValue
 from weft_capture.model.functions import BoundMethod
 from weft_capture.model.protocol import Call, InstanceValue, Kwargs, MethodOf, Raised, Tracer, Value
-from weft_capture.python_compat import type_name
+from weft_capture.python_compat import TYPE_VARIABLE_FIELDS, type_name
 
 MroEntry = tuple[type, Any]
 _MEMBER_DICTS = ("_parameters", "_buffers", "_modules")
@@ -221,7 +221,7 @@ _FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
 
 
 # Computed in C, and as good as stored: the same until somebody sets it.
-_STORED = frozenset([vars(torch._C._FunctionBase)["needs_input_grad"]])
+_STORED = frozenset([vars(torch._C._FunctionBase)["needs_input_grad"], *TYPE_VARIABLE_FIELDS])
 
 
 def _bind_slot(tx: Tracer, mro_entry: MroEntry, name: str, owner: Value, cls: type) -> Value:
