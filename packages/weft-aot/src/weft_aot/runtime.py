@@ -191,7 +191,7 @@ def _make_backward(
         except RuntimeError:  # a saved tensor was written
             if chosen is backwards.whole:
                 raise
-        return inputs(_Spared(ctx, part, chosen.graph.graph), *grads)
+        return inputs(_UsedSavedTensors(ctx, part, chosen.graph.graph), *grads)
 
     def run(ctx: Any, grads: list[Any], chosen: _Backward) -> Any:
         args = read(ctx, grads, chosen)
@@ -233,8 +233,9 @@ def _make_backward(
     return backward
 
 
-class _Spared:
-    """A context with saved tensors that were written since, which a backward graph does not use."""
+class _UsedSavedTensors:
+    """A context whose saved tensors are unpacked only where a backward graph uses them, for others
+    may have been written since."""
 
     def __init__(self, ctx: Any, part: BackwardComponent, graph: fx.Graph) -> None:
         rows = zip(part.saved, graph.find_nodes(op="placeholder"))

@@ -213,7 +213,7 @@ def make_forward(
         for k in filter(lambda k: is_view(nodes[k]), joint.tangents):
             # Of memory that nobody knows of; autograd refuses writes to views made in a function.
             source.line(f"if values[{k}]._is_view(): values[{k}] = values[{k}].detach()")
-    # Of saved results only aliases are unpacked one by one, which `_Spared` does where some of the
+    # Of saved results only aliases are unpacked one by one (`_UsedSavedTensors`), where some of the
     # gradients are missing; and parts that save each other's would never die.
     others = set(joint.tangents) - set(part.tangents if len(part.tangents) == 1 else ())
     if tensors := _saved(joint, part.saved, False, others):

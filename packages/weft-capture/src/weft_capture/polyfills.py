@@ -293,7 +293,7 @@ MATRIX_CHECKS = {
 }
 
 
-# ---- NumPy
+# ---- sorting
 
 
 def all_differ(x: Any, dim: Any) -> Any:

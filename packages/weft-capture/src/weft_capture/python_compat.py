@@ -32,8 +32,9 @@ HASH_NAMES_CONTAINER = PY314
 ANNOTATE = ("__annotate__",) * PY314
 """What functions have that computes their annotations."""
 THROW_WARNS_OF_CLASSES = PY312
-SORT_TAKES_TRUTH = PY312  # for `reverse`, before that an integer
 """Whether `throw(class, value)` warns."""
+SORT_TAKES_TRUTH = PY312
+"""Whether `reverse` of a sort is asked for its truth; before, it has to be an integer."""
 CLOSE_RETURNS = PY313
 """Whether `close` gives what the generator returned."""
 FRAME_KEEPS_LOCALS = not PY313

@@ -1,8 +1,9 @@
 """The check of a condition in a graph, and its place before the first write.
 
 A failed check runs the frame again, which is right only while the graph has written to no input.
-After a write, what the condition is computed from is computed once more before it, if no write and
-no random number takes part. Later stages merge the equal operations.
+After a write, what the condition is computed from is computed once more before it, if that reads
+nothing written. Random numbers are drawn there instead, if no others come first. Later stages merge
+the equal operations.
 """
 
 from __future__ import annotations
@@ -167,7 +168,6 @@ def _computed_again(graph: GraphBuilder, node: Node) -> Any:
     if node.op not in ("call_function", "call_method") or not is_repeatable(node):
         return None
     mode, before = graph.mode, (graph.mode.writes, graph.mode.drawn)
-    mode.drawn = False
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
     function = for_fakes(node.target)
     if isinstance(node.target, str):
@@ -179,9 +179,10 @@ def _computed_again(graph: GraphBuilder, node: Node) -> Any:
     except RuntimeError:
         return None
     finally:
-        drawn, mode.drawn = mode.drawn, before[1]
+        after = mode.writes, mode.drawn
+        mode.drawn = before[1]
     is_like_it = _layouts(result) == _layouts(node.meta["example_value"])
-    return result if is_like_it and not drawn and mode.writes == before[0] else None
+    return result if is_like_it and after == before else None
 
 
 def _layouts(value: object) -> list[object]:
