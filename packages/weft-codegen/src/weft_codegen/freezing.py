@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx
 from weft_core.graph_copy import copy_nodes
-from weft_core.tensor_versions import version_of
 
 from weft_codegen.folding import fold_affine, pack_weights
 from weft_codegen.layout import laid_out
@@ -78,7 +77,7 @@ class Frozen:
 
     def _freeze(self, tensors: Sequence[torch.Tensor]) -> tuple[list[_Held], Run]:
         held = [
-            (k, weakref.ref(tensor), None if tensor.is_inference() else version_of(tensor))
+            (k, weakref.ref(tensor), None if tensor.is_inference() else tensor._version)
             for k, tensor in zip(self._frozen, tensors, strict=True)
         ]
         with torch.no_grad(), torch._C._DisableAutocast():

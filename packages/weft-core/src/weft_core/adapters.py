@@ -61,9 +61,7 @@ class AdapterMode(TorchFunctionMode):
                 layouts.append((views[-1], views[-1].shape, views[-1].stride()))
         if name in ("resize_", "resize_as_") and self._keeps_size(args, kwargs):
             return args[0]
-        adapter = _ADAPTERS.get(func)
-        result = None if adapter is None else adapter(*args, **kwargs)
-        result = func(*args, **kwargs) if result is None else result
+        result = _adapted(func, *args, **kwargs)
         for whole, shape, strides in layouts:
             _lay_out(whole, shape, strides)
         given = {id(one) for one in _tensors((*args, *kwargs.values()))}
@@ -316,12 +314,14 @@ def for_fakes(function: Any) -> Any:
     """Return what to call with fake tensors in place of a function."""
     if function not in (torch.max_pool1d, F.max_pool1d):
         return function
+    return functools.partial(_adapted, function)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        pooled = _max_pool1d(*args, **kwargs)
-        return function(*args, **kwargs) if pooled is None else pooled
 
-    return call
+def _adapted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function, or its adapter where that takes these arguments."""
+    adapter = _ADAPTERS.get(function)
+    result = None if adapter is None else adapter(*args, **kwargs)
+    return function(*args, **kwargs) if result is None else result
 
 
 def _set_where(x: Any, key: Any, value: Any) -> Any:

@@ -114,7 +114,7 @@ def own_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers
     Args:
         target, handles: the C text of the handles of the result, and of the operands.
     """
-    write = {ATTENTION: _attention_call, **dict.fromkeys(LINEAR, _linear_call)}.get(step.op)
+    write = _OWN_CALLS.get(step.op)
     return write(step, target, handles, buffers) if write else ""
 
 
@@ -140,6 +140,9 @@ def _linear_call(step: Extern, target: str, handles: Sequence[str], buffers: Buf
     data = [f"weft_data({handle})" for handle in (target, *handles)]
     data[1:1] = [] if added else ["NULL"]
     return f"weft_linear({', '.join([*data, *map(index_c, numbers)])})"
+
+
+_OWN_CALLS = {ATTENTION: _attention_call, **dict.fromkeys(LINEAR, _linear_call)}
 
 
 def _shim_name(op: Any, device: str) -> str:

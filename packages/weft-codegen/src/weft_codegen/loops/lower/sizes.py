@@ -97,8 +97,7 @@ def learn(gm: fx.GraphModule) -> Facts:
     """
     facts = Facts()
     sizes = list(_sizes(node.meta.get("val") for node in gm.graph.nodes))
-    inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-    given = [n for n in inputs if isinstance(n, torch.SymInt)] + list(_sizes(inputs))
+    given = _given(gm)
     with rewritten(facts):
         bound = frozenset(
             str(shown) for _, shown in _convertible(given) if isinstance(ix.single(shown), ix.Size)
@@ -119,10 +118,14 @@ def learn(gm: fx.GraphModule) -> Facts:
 
 def size_hints(gm: fx.GraphModule) -> dict[str, int]:
     """The values that the sizes which inputs show had in the example, by name."""
-    inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-    given = [n for n in inputs if isinstance(n, torch.SymInt)] + list(_sizes(inputs))
-    atoms = [(ix.single(where), amount.node) for amount, where in _convertible(given)]
+    atoms = [(ix.single(where), amount.node) for amount, where in _convertible(_given(gm))]
     return {a.key: n.hint for a, n in atoms if isinstance(a, ix.Size) and n.has_hint()}
+
+
+def _given(gm: fx.GraphModule) -> list[torch.SymInt]:
+    """The symbolic integers that the inputs show: those that are inputs, then sizes of tensors."""
+    inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    return [n for n in inputs if isinstance(n, torch.SymInt)] + list(_sizes(inputs))
 
 
 def _sizes(values: Iterable[Any]) -> Iterator[torch.SymInt]:

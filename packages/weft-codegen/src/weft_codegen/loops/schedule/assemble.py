@@ -14,7 +14,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 
@@ -80,7 +79,7 @@ def assemble(
     needed: frozenset[str],
     mutated: frozenset[str],
     buffers: Buffers,
-    hints: Mapping[str, int] = MappingProxyType({}),
+    hints: Mapping[str, int],
 ) -> Body:
     """The loop nest of a group, its names not yet canonical; `needed` are read outside it.
 
