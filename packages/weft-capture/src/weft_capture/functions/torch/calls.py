@@ -27,7 +27,8 @@ _UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_wit
 
 pure(torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast)
 pure(torch.get_default_dtype, torch.result_type, torch.broadcast_shapes)
-pure(torch.backends.cuda.is_built, torch.cuda.is_available, torch.accelerator.current_accelerator)
+pure(torch.backends.cuda.is_built, torch.cuda.is_available, torch.cuda.device_count)
+pure(torch.accelerator.current_accelerator)
 
 
 @rule(torch.nn.modules.activation._is_make_fx_tracing)
