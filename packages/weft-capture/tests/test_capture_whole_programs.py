@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 import weft_capture
-from capture_check import X, check, eager_backend
+from capture_check import X, check, eager_backend, same
+from torch._higher_order_ops import InvokeQuant, foreach_map
 from torch._higher_order_ops import print as print_text
+from torch._higher_order_ops.hints_wrap import hints_wrapper
 from torch._higher_order_ops.strict_mode import strict_mode
 from torch._higher_order_ops.wrap import wrap
 
 F = torch.nn.functional
 D = torch.distributions
 LINE = torch.arange(4.0)
+SMALL = np.iinfo(np.int8)
 COMPLEX = torch.complex(X, X + 1)
 
 ARRAYS = {
@@ -32,6 +35,13 @@ ARRAYS = {
     "dtype": lambda t: t.numpy().astype(np.dtype("float64")) + np.dtype("int16").itemsize,
     "issubdtype": lambda t: t if np.issubdtype(t.numpy().dtype, np.floating) else t + 1,
     "strides": lambda t: t.numpy() + t.reshape(2, 2).numpy().strides[0],
+    "iinfo from outside": lambda t: t.numpy() + SMALL.max,
+    "imaginary parts": lambda t: (t.numpy() * 2j).imag + np.angle(np.fft.fft(t.numpy())),
+    "conjugates": lambda t: np.conj(t.numpy() * 1j) - (t.numpy() * 1j).conj(),
+    "shifts of axes": lambda t: np.fft.fftshift(np.fft.fft2(t.reshape(2, 2).numpy()), axes=0),
+    "differences": lambda t: np.diff(t.numpy()) + np.gradient(t.numpy())[1:],
+    "argsort": lambda t: np.argsort((t.numpy() * 7).astype(np.int64) % 3),
+    "argsort of columns": lambda t: (t.reshape(2, 2).numpy() > 1).argsort(axis=0),
 }
 DATA = {
     "tolist": lambda t: [number * 2 for number in t.long().tolist()],
@@ -131,12 +141,24 @@ SETTINGS = {"tf32": tf32, "deterministic": deterministic, "precision": precise}
 OPERATORS = {
     "wrap": lambda t: wrap(lambda v, k: v.sin() * k, t, 2),
     "strict_mode": lambda t: strict_mode(lambda v: v.sin(), (t,)),
+    "hints_wrapper": lambda t: hints_wrapper(lambda v, k: v * k, (t, 2), {}, hints={"a": 1}),
+    "invoke_quant": lambda t: InvokeQuant()(lambda v: v.sin(), t, scheme="nf4"),
     "entropy": lambda t: D.Categorical(logits=t).entropy(),
     "a transformed distribution": lambda t: D.TransformedDistribution(
         D.Normal(t, 1.0), [D.TanhTransform()]
     ).log_prob(t.tanh() / 2),
 }
 PROGRAMS = {**ARRAYS, **DATA, **PYTHON, **SETTINGS, **OPERATORS}
+
+
+def test_a_function_for_each_row_of_lists():
+    def mapped(t):
+        return foreach_map(torch.where, [t > 1, t > 2], (t, t), 1.0)
+
+    # Eager execution of the operator loads torch's compiler.
+    expected = [torch.where(LINE > 1, LINE, 1.0), torch.where(LINE > 2, LINE, 1.0)]
+    captured = weft_capture.capture(mapped, eager_backend, fullgraph=True)
+    assert same(captured(LINE), expected)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -66,4 +66,6 @@ def scalar_library(obj: object) -> ScalarLibrary | None:
     """Return the library of a scalar; None for any other object."""
     cls = type(obj)
     is_array = ARRAY_CLASSES.get(cls.__module__) == cls.__name__
-    return None if is_array else SCALAR_LIBRARIES.get(cls.__module__)
+    if is_array or not hasattr(cls, "item"):  # a description of a type, for example
+        return None
+    return SCALAR_LIBRARIES.get(cls.__module__)

@@ -296,13 +296,6 @@ MATRIX_CHECKS = {
 # ---- sorting
 
 
-def all_differ(x: Any, dim: Any) -> Any:
-    """Say whether no two elements along a dimension are equal, or both NaN."""
-    ordered = x.sort(dim).values.movedim(dim, -1)
-    first, second = ordered[..., 1:], ordered[..., :-1]
-    return ~((first == second) | (first.isnan() & second.isnan())).any()
-
-
 # ---- object, for copy
 
 

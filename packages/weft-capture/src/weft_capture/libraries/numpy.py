@@ -20,6 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
 from weft_core.tensor_versions import version_of
+from weft_core.warnings_capture import suppress_warnings
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
@@ -29,6 +30,7 @@ from weft_capture.functions.torch.randomness import DRAWN, before_graph, draw
 from weft_capture.functions.torch.tensors import AS_INDEX
 from weft_capture.functions.wrap import EXACT, wrap
 from weft_capture.libraries.numpy_scalars import numpy_is_quiet, numpy_scalar
+from weft_capture.libraries.numpy_versions import VERSIONS
 from weft_capture.model.constant import (
     CONSTANT_TYPES,
     NONE,
@@ -58,13 +60,20 @@ _FUNCTIONS = """
     swapaxes moveaxis expand_dims squeeze broadcast_to concatenate stack vstack hstack dstack
     column_stack split tile repeat roll atleast_1d atleast_2d dot matmul meshgrid take_along_axis
     vdot outer tensordot einsum kron trace diagonal sort round average linalg.det
-    linalg.norm linalg.matrix_power
+    linalg.norm linalg.matrix_power linalg.inv linalg.solve linalg.cholesky linalg.pinv
+    linalg.multi_dot linalg.matrix_rank linalg.cond linalg.eigvalsh
+    angle sign conj conjugate around array_split hsplit vsplit dsplit ascontiguousarray atleast_3d
+    bitwise_not broadcast_arrays copysign correlate cross degrees radians diagflat diff float_power
+    fmod gcd lcm gradient bartlett blackman hamming hanning kaiser i0 indices inner isclose
+    iscomplex isreal isneginf isposinf logaddexp logaddexp2 median percentile quantile nan_to_num
+    pad ptp reciprocal signbit sinc take nextafter ldexp
     fft.fft fft.ifft fft.rfft fft.irfft fft.fft2 fft.ifft2 fft.fftn fft.ifftn fft.rfft2 fft.irfft2
+    fft.rfftn fft.irfftn
     fft.fftfreq fft.rfftfreq fft.fftshift fft.ifftshift
 """
 _METHODS = """
     sum prod mean std var max min any all argmax argmin cumsum cumprod reshape ravel flatten
-    transpose swapaxes squeeze copy astype clip dot trace diagonal repeat round
+    transpose swapaxes squeeze copy astype clip dot trace diagonal repeat round conj conjugate take
 """
 _DRAWS = "random rand randn randint random_sample uniform normal beta exponential gamma binomial"
 _OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor"
@@ -190,6 +199,8 @@ def _target(path: str) -> Callable[..., Any]:
 
     if path.startswith("fft."):
         return _transform(getattr(torch.fft, path[4:]))
+    if path in VERSIONS:
+        return VERSIONS[path]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tnp: Any = importlib.import_module("torch._numpy")  # only where NumPy is used
@@ -244,7 +255,8 @@ def _example(value: ArrayValue, as_index: bool = False, scalar: bool = True) -> 
     layout = [[int(n) for n in numbers] for numbers in (fake.shape, fake.stride())]
     with unset_fake_temporarily():
         example = torch.empty_strided(*layout, dtype=fake.dtype).numpy()
-    example[...] = np.random.default_rng(0).uniform(0.5, 1.5, example.shape)
+    numbers = np.random.default_rng(0).uniform(0.5, 1.5, example.shape)
+    example[...] = numbers * (1 + 2j) if example.dtype.kind == "c" else numbers
     if as_index and example.dtype.kind in "iu":
         example[...] = 0
     return example[()] if scalar and value.cls is not np.ndarray else example
@@ -294,12 +306,15 @@ def _rehearse(
     function = operator.attrgetter(path.removeprefix("ndarray."))(type(args[0]) if of_array else np)
     with_scalar = path.endswith("dot") and not all(map(np.ndim, args))  # NaN times zero is zero
     try:
-        with np.errstate(all="ignore" if arrays else "raise"):
+        quiet = np.errstate(all="ignore" if arrays else "raise")
+        with quiet, suppress_warnings("error"):  # what warns has to warn in each call
             expected = function(*args, **kwargs)
         if expected is NotImplemented or (not arrays and type(expected) in CONSTANT_TYPES):
             return expected, False
         result_dtype = getattr(expected, "dtype", None)
-        integral = {array.tensor.fake.is_floating_point() for array in arrays} == {False}
+        fakes = [array.tensor.fake for array in arrays]
+        inexact = any(fake.is_floating_point() or fake.is_complex() for fake in fakes)
+        integral = bool(fakes) and not inexact
         to_float = integral and result_dtype in (np.float64, np.complex128)
         args, kwargs = tree_map_only(
             ArrayValue,
@@ -325,9 +340,8 @@ def _rehearse(
 def _agree(expected: Any, actual: Any) -> bool:
     """Say whether the results of NumPy and torch are equal up to rounding."""
     if isinstance(expected, list | tuple):
-        return len(expected) == len(actual) and all(
-            _agree(*pair) for pair in zip(expected, actual, strict=True)
-        )
+        several = isinstance(actual, list | tuple) and len(expected) == len(actual)
+        return several and all(_agree(*pair) for pair in zip(expected, actual, strict=True))
     if not isinstance(actual, torch.Tensor):
         return expected is None and actual is None
     left, right = np.asarray(expected), actual.numpy()

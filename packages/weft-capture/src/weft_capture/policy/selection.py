@@ -42,7 +42,8 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
     if module.startswith("weft_") or module == "weft" or module.startswith("weft."):
         return True
     if module.startswith("torch."):
-        return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
+        of_layer = module.startswith("torch.nn.modules.") and not module.endswith("._functions")
+        return not (of_layer and code.co_name == "forward")
     if module.partition(".")[0] in EAGER_PACKAGES:
         return True
     return module != "__main__" and attributes.is_immutable_module(module)

@@ -70,7 +70,7 @@ _no(torch.fx._symbolic_trace.is_fx_tracing)
 _no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
 
 
-_always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+_always(TRUE, torch.compiler.is_dynamo_compiling)
 _always(NONE, *torch_compiler_shim.MARKS)
 _always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
 

@@ -239,6 +239,33 @@ def _stacked(column: Sequence[Any]) -> Any:
     return None if column[0] is None else torch.stack(list(column))
 
 
+@inlinable
+def call_hinted(owner: Any, body: Any, args: Any, kwargs: Any, hints: Any) -> Any:
+    """Call a function; hints are for compilers that know them."""
+    return body(*args, **kwargs)
+
+
+@inlinable
+def call_subgraph(owner: Any, subgraph: Any, *operands: Any, **hints: Any) -> Any:
+    """Call the function of an operator that has keywords for compilers only."""
+    return subgraph(*operands)
+
+
+@inlinable
+def map_lists(op: Any, *operands: Any, **hints: Any) -> Any:
+    """Call a function for each row of lists; other operands are the same for all rows."""
+    counts = [len(one) for one in operands if isinstance(one, list | tuple)]
+    if not counts:
+        return op(*operands)
+    columns = [x if isinstance(x, list | tuple) else [x] * min(counts) for x in operands]
+    return [op(*row) for row in zip(*columns, strict=False)]
+
+
+polyfill("torch._higher_order_ops.hints_wrap.HintsWrapper.__call__", call_hinted)
+polyfill("torch._higher_order_ops.base_hop.BaseHOP.__call__", call_subgraph)
+polyfill("torch._higher_order_ops.foreach_map.foreach_map", map_lists)
+
+
 _OPERATORS = (
     ("map", "map_impl", "map_dense"),
     ("scan", "scan_op", scan_rows),

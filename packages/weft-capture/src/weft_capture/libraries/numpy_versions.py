@@ -1,0 +1,50 @@
+"""Functions of NumPy in torch, where those of `torch._numpy` give other results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _sign(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isnan(), x, x.sign())
+
+
+def _angle(z: torch.Tensor, deg: bool = False) -> torch.Tensor:
+    parts = (z.imag, z.real) if z.is_complex() else (torch.zeros_like(z), z)
+    return torch.atan2(*parts).rad2deg() if deg else torch.atan2(*parts)
+
+
+def _quantile(
+    a: torch.Tensor, q: Any, axis: Any = None, *, keepdims: bool = False, of: int = 1
+) -> torch.Tensor:
+    dtype = torch.float64 if isinstance(q, list | tuple) else a.dtype  # as NumPy's arrays of levels
+    levels = torch.as_tensor(q, dtype=dtype) / of
+    return torch.quantile(a.to(dtype), levels, axis, keepdim=keepdims)
+
+
+def _percentile(a: torch.Tensor, q: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return _quantile(a, q, *args, of=100, **kwargs)
+
+
+def _median(a: torch.Tensor, axis: int | None = None, *, keepdims: bool = False) -> torch.Tensor:
+    """Return the mean of the two middle ones, or NaN, which is sorted last."""
+    dims = a.dim() if axis is None and keepdims else 0
+    flat, at = (a.reshape(-1), 0) if axis is None else (a, axis)
+    values, count = flat.sort(at).values, flat.shape[at]
+    middle = values.narrow(at, (count - 1) // 2, 2 - count % 2).mean(at, keepdim=keepdims)
+    last = values.select(at, -1)
+    result = torch.where((last.unsqueeze(at) if keepdims else last).isnan(), torch.nan, middle)
+    return result.reshape([1] * dims) if dims else result
+
+
+VERSIONS: dict[str, Callable[..., Any]] = {
+    "sign": _sign,
+    "angle": _angle,
+    "median": _median,
+    "quantile": _quantile,
+    "percentile": _percentile,
+}
+"""Name -> a function of plain tensors; others differ for NaN, -0, in rounding, or in shape."""
