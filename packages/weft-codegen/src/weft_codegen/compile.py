@@ -48,7 +48,7 @@ from weft_codegen.nan_asserts import with_nan_asserts
 from weft_codegen.padded_products import pad_products
 from weft_codegen.program_record import program_record
 from weft_codegen.trace import dump_of, write_program
-from weft_codegen.tune import attention_wins, linear_wins, loop_wins
+from weft_codegen.tune import attention_wins, convolution_wins, linear_wins, loop_wins
 
 __all__ = ["compile_graph", "decompositions", "make_program"]
 
@@ -138,7 +138,7 @@ def make_program(
         fuse, strict = options.epilogue_fusion, options.keeps_operators
         program = schedule(
             lowered, fuse=fuse, prefer=prefer, linear=linear_wins, attention=attention_wins,
-            strict=strict,
+            convolution=convolution_wins, strict=strict,
         )  # fmt: skip
     if settings.verify_ir:
         verify_program(program)

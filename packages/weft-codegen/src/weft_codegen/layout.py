@@ -1,6 +1,7 @@
 """Values of inference graphs in the memory that suits who reads them.
 
-- Convolutions read channels-last memory: oneDNN has nothing to reorder there.
+- Convolutions read channels-last memory: oneDNN has nothing to reorder there but the weight, which
+  it takes from that memory, too.
 - What is copied to contiguous memory later is computed in it: after a permuted convolution, a
   stream of residuals would keep the permuted strides, and each normalisation would gather rows.
 - Attention reads heads where they lie, and not a contiguous copy of them.
@@ -11,6 +12,7 @@ The graph's fake tensors are computed anew from there, and its outputs get the s
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import fx
 from weft_core.fake import detect_mode, to_fake
 
 from weft_codegen.loops.lower.fxnodes import attribute, is_pure
+from weft_codegen.tune import convolution_wins
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -129,6 +132,8 @@ def _relay(node: fx.Node, mode: Any) -> bool:
     elif node.op == "call_function":
         if _is_onednns(node):
             _lay_out(node, _LAST)
+            if _copies_weight(node):
+                _lay_out(node, _LAST, 1)
         elif node.target is _ATTENTION:
             node.args = fx.map_arg(node.args, _without_copy)
         try:
@@ -157,12 +162,23 @@ def fake_call(node: fx.Node) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _lay_out(node: fx.Node, memory_format: torch.memory_format) -> None:
-    """Give `node` its first argument in this layout."""
-    used = node.args[0]
+def _copies_weight(node: fx.Node) -> bool:
+    """Whether ATen would copy a convolution's weight to channels-last memory, which takes it three
+    times as long as a kernel of ours; our own convolution takes the weight as it is."""
+    weight = node.args[1].meta["val"]  # type: ignore[union-attr]
+    batch, filters, *size = fake_call(node).shape
+    channels, *window = weight.shape[1:]
+    own = node.args[-1] == 1 and weight.dtype is torch.float32
+    pixels, places = batch * math.prod(size), math.prod(window)
+    return places > 1 and not (own and convolution_wins(pixels, filters, channels * places))
+
+
+def _lay_out(node: fx.Node, memory_format: torch.memory_format, position: int = 0) -> None:
+    """Give `node` an argument in this layout."""
+    used = node.args[position]
     if isinstance(used, fx.Node) and isinstance(used.meta["val"], torch.Tensor):
         if not used.meta["val"].is_contiguous(memory_format=memory_format):
-            node.update_arg(0, _copied(node, used, memory_format))
+            node.update_arg(position, _copied(node, used, memory_format))
 
 
 def _copied(before: fx.Node, used: fx.Node, memory_format: torch.memory_format) -> fx.Node:

@@ -45,6 +45,8 @@ _ROWS = {
 }
 _NO_ROWS = (range(0), range(0))
 _LEAST_QUERIES = 24
+# Multiplications and pixels of a convolution (Zen 4, 2026-11-29; docs/architecture/codegen-linear.md).
+_SMALL, _MOST_PIXELS = 1_500_000, 200
 # Rows from which short sums leave too little to compute beside what is moved, and their terms.
 _MANY_ROWS, _SHORT = 385, 256
 
@@ -75,6 +77,18 @@ def attention_wins(queries: int | None) -> bool:
     exact = torch.get_float32_matmul_precision() == "highest"
     fast = not isa_flags().isdisjoint(_ROWS)
     return exact and fast and (queries is None or queries >= _LEAST_QUERIES)
+
+
+def convolution_wins(pixels: int, filters: int, terms: int) -> bool:
+    """Whether weft's own function computes a convolution (convolution.py).
+
+    It reads a weight as it lies, which the library packs in each call: that takes longer than what
+    the function is slower by where a result has few pixels, a batch's together. It also takes
+    less time to begin.
+    """
+    threads, fast = torch.get_num_threads(), not isa_flags().isdisjoint(_ROWS)
+    enough = filters >= 48 * threads or threads == 1
+    return fast and (pixels * filters * terms <= _SMALL or (enough and pixels <= _MOST_PIXELS))
 
 
 def loop_wins(item: Extern, buffers: Buffers) -> bool:

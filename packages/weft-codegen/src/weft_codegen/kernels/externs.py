@@ -23,6 +23,7 @@ from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.loops.index import ZERO, IndexExpr, const
 from weft_codegen.loops.program import BufferRef, Buffers, Extern
 from weft_codegen.loops.schedule.attention import ATTENTION, added_strides
+from weft_codegen.loops.schedule.convolution import CONVOLUTION, convolution_sizes
 from weft_codegen.loops.schedule.linear import LINEAR, added_stride
 from weft_codegen.torch_compat import torch_library
 
@@ -35,7 +36,7 @@ DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 # Their C functions have a twin that writes into given memory.
 _OUT = (
     _aten.mm.default, _aten.mm.dtype, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default,
-    *LINEAR, ATTENTION,
+    *LINEAR, ATTENTION, CONVOLUTION,
 )  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def own_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers
     Args:
         target, handles: the C text of the handles of the result, and of the operands.
     """
-    write = _OWN_CALLS.get(step.op)
+    _, write = OWN.get(step.op, ("", None))
     return write(step, target, handles, buffers) if write else ""
 
 
@@ -142,7 +143,19 @@ def _linear_call(step: Extern, target: str, handles: Sequence[str], buffers: Buf
     return f"weft_linear({', '.join([*data, *map(index_c, numbers)])})"
 
 
-_OWN_CALLS = {ATTENTION: _attention_call, **dict.fromkeys(LINEAR, _linear_call)}
+def _convolution_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers) -> str:
+    data = [f"weft_data({handle})" for handle in (target, *handles)]
+    data += ["NULL"] * (step.args[2] is None)
+    sizes = ", ".join(map(str, convolution_sizes(step, buffers)))
+    return f"weft_convolution({', '.join(data)}, (int64_t[]){{{sizes}}})"
+
+
+# Of weft's own functions the header (without .h) that has it, and what writes its call.
+OWN: dict[Any, tuple[str, Callable[..., str]]] = {
+    ATTENTION: ("weft_attention", _attention_call),
+    CONVOLUTION: ("weft_convolution", _convolution_call),
+    **dict.fromkeys(LINEAR, ("weft_linear", _linear_call)),
+}
 
 
 def _shim_name(op: Any, device: str) -> str:

@@ -24,13 +24,11 @@ from weft_codegen.kernels._abi import ffi
 from weft_codegen.kernels._entry import LoadedProgram, configure
 from weft_codegen.kernels.build import INCLUDE, Sources, build, program_path
 from weft_codegen.kernels.emit_c import emit_kernel
-from weft_codegen.kernels.externs import library_of_gpu, python_step
+from weft_codegen.kernels.externs import OWN, library_of_gpu, python_step
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
 from weft_codegen.kernels.step_events import Origins, StepEvents
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
-from weft_codegen.loops.schedule.attention import ATTENTION
-from weft_codegen.loops.schedule.linear import LINEAR
 from weft_codegen.torch_compat import entry_addresses, handle_offset, missing, torch_library
 
 _output_code = logger("codegen", "output_code")
@@ -174,9 +172,9 @@ def emit_program(program: Program) -> tuple[Sources, str]:
     codes = {name: emit_kernel(kernel) for name, kernel in program.kernels.items()}
     host = HostWriter(program, codes).text()
     kernels = {code.symbol: code.text for code in codes.values()}
-    called = {step.op for step in program.steps if isinstance(step, Extern)}
-    for name, ops in {"weft_linear": LINEAR, "weft_attention": (ATTENTION,)}.items():
-        if not called.isdisjoint(ops):
+    for step in program.steps:
+        if isinstance(step, Extern) and step.op in OWN:
+            name, _ = OWN[step.op]
             kernels[name] = (INCLUDE / f"{name}.h").read_text()
     return Sources(host, kernels), "\n\n".join([*kernels.values(), host]) + "\n"
 

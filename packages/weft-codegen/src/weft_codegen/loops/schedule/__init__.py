@@ -8,6 +8,7 @@ from typing import Any
 from weft_codegen.loops.program import Kernel, Launch, Program, Step, step_writes
 from weft_codegen.loops.schedule.assemble import assemble
 from weft_codegen.loops.schedule.attention import AttentionWins, own_attention
+from weft_codegen.loops.schedule.convolution import ConvolutionWins, own_convolutions
 from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
@@ -30,18 +31,20 @@ def schedule(
     prefer: Prefer | None = None,
     linear: Wins | None = None,
     attention: AttentionWins | None = None,
+    convolution: ConvolutionWins | None = None,
     strict: bool = False,
 ) -> Program:
     """The program of a lowered graph; without `fuse` every node gets a kernel of its own.
 
-    `prefer` decides which larger matrix products become loops too (see matmul.py), and `linear`
-    and `attention` which others weft's own functions compute (see linear.py, attention.py);
-    `strict`: none.
+    `prefer` decides which larger matrix products become loops too (see matmul.py), and `linear`,
+    `attention` and `convolution` what weft's own functions compute (see linear.py, attention.py,
+    convolution.py); `strict`: none.
     """
     if not strict:
         lowered = small_products(lowered, prefer) if fuse else lowered
         lowered = linear_products(lowered, linear) if linear else lowered
         lowered = own_attention(lowered, attention) if attention else lowered
+        lowered = own_convolutions(lowered, convolution) if convolution else lowered
     lowered = split_reductions(lowered)
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
