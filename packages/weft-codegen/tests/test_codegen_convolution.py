@@ -15,9 +15,9 @@ from weft_codegen.loops.program import Extern
 from weft_codegen.loops.schedule.convolution import CONVOLUTION
 
 LAST = torch.channels_last
-# Batch, channels, rows, columns, filters, window, stride, padding, dilation: images of which several
-# are one block, rows shorter and longer than a panel, steps that leave phases out, windows that
-# reach over the border, terms of several parts, and windows of one pixel.
+# Batch, channels, rows, columns, filters, window, stride, padding, dilation: images of which
+# several are one block, rows shorter and longer than a panel, steps that leave phases out, windows
+# that reach over the border, terms of several parts, and windows of one pixel.
 SIZES = [
     (2, 3, 17, 19, 5, (3, 3), 1, 1, 1),
     (3, 5, 9, 33, 50, (3, 3), (2, 1), 1, 1),

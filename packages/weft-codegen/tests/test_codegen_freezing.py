@@ -44,7 +44,7 @@ class Block(nn.Module):
         return self.head(y.mean((2, 3)) * self.head.weight.sum())
 
 
-def frozen(model, x):
+def frozen(model, x, folds=True):
     """`model` compiled with its state as frozen inputs, and a function that calls it."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
@@ -55,7 +55,7 @@ def frozen(model, x):
     gm = trace(function, [x, *values])
     fixed = {1 + k: value for k, value in enumerate(values)}
     run = compile_graph(gm, [x, *values], options=FREEZING, inference=True, frozen=fixed)
-    assert isinstance(run, Frozen)
+    assert isinstance(run, Frozen) == folds
 
     def call(x):
         current = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -108,7 +108,7 @@ def test_weights_of_large_products_are_packed(least, packed, monkeypatch):
     monkeypatch.setattr("weft_codegen.folding._LEAST", least)
     model, x = Linears(), torch.randn(2, 9, 48)
     events.counters.clear()
-    _, call = frozen(model, x)
+    _, call = frozen(model, x, packed > 0)
     for value in (0.0, float("nan"), float("inf")):
         x[0, 0, 0] += value
         torch.testing.assert_close(call(x), model(x), equal_nan=True, **CLOSE)
@@ -128,10 +128,28 @@ def test_what_wefts_own_product_takes_is_not_packed(monkeypatch):
         torch.testing.assert_close(call(x), model(x), **CLOSE)
         model.first.weight.mul_(2)
     assert not any("mkldnn" in op for op in events.counters["extern"])
-    assert events.counters["extern"]["weft_codegen.mm.default"] == 4
+    assert events.counters["extern"]["weft_codegen.mm.default"] == 2
     memory = {t.untyped_storage().data_ptr() for t in model.parameters()}
     kept = [t.untyped_storage().data_ptr() for t in vars(run._main).values() if torch.is_tensor(t)]
-    assert sum(address not in memory for address in kept) == 1  # `third`, turned around
+    assert len(kept) == 1 and kept[0] not in memory  # `third`, turned around
+
+
+def test_inputs_of_which_nothing_is_computed_stay_inputs():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.conv = nn.Linear(8, 5), nn.Conv2d(3, 8, 3, bias=False)
+            self.eval().requires_grad_(False)
+
+        def forward(self, x):
+            return self.head(F.relu(self.conv(x)).mean((2, 3)))
+
+    model, x = Mixed(), torch.randn(2, 3, 6, 6)
+    run, call = frozen(model, x)
+    assert [position for position, *_ in run._state[0]] == [3]
+    for weight in (model.head.weight, model.head.bias, model.conv.weight):
+        weight.mul_(2)
+        torch.testing.assert_close(call(x), model(x), **CLOSE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

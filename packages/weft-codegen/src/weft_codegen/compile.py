@@ -31,7 +31,7 @@ from weft_codegen import graph_cache
 from weft_codegen.collective_buckets import join_collectives
 from weft_codegen.config import Options, settings
 from weft_codegen.cudagraphs import with_cudagraphs
-from weft_codegen.freezing import Frozen
+from weft_codegen.freezing import frozen as with_frozen
 from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
 from weft_codegen.kernels.step_events import step_origins, timed
 from weft_codegen.kernels.triton.triton_expr import NoTritonForm
@@ -88,7 +88,7 @@ def compile_graph(
         raise BackendCompilerError("codegen", text, remedy="call it under torch.no_grad()")
     if options.freezing and frozen:
         build = functools.partial(compile_graph, inputs=(), options=options, inference=True)
-        return Frozen(_aten(gm, inputs, options), frozen, build)
+        return with_frozen(_aten(gm, inputs, options), frozen, build)
     with events.span("codegen"):
         try:
             gm = _aten(gm, inputs, options)

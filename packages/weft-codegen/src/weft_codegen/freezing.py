@@ -37,26 +37,48 @@ def frozen_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[int, torch.
     }
 
 
+def frozen(
+    gm: fx.GraphModule, tensors: Mapping[int, torch.Tensor], build: Callable[..., Run]
+) -> Run:
+    """Compile an inference graph whose frozen inputs are folded; call it with all inputs.
+
+    Inputs of which nothing is computed stay inputs, which need no check in a call.
+
+    Args:
+        gm: an aten graph; it is left as it is.
+        tensors: the frozen inputs by position.
+        build: compiles what is left, whose constants are attributes of the module.
+    """
+    main = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    with torch.no_grad():
+        fold_affine(main.graph, _constants(main.graph, tensors))
+        main = laid_out(main)
+        constants = _constants(main.graph, tensors)
+        pack_weights(main.graph, constants)
+    constants = _behind_computed(main.graph, constants)
+    return Frozen(main, constants, tensors, build) if constants else build(gm)
+
+
 class Frozen:
     """A compiled graph whose frozen inputs are folded; it is called with all inputs.
 
     Args:
-        gm: an inference aten graph; it is left as it is.
+        main: an inference aten graph, which this may change.
+        constants: its nodes that are computed once, and the inputs that they depend on.
         tensors: the frozen inputs by position.
         build: compiles what is left, whose constants are attributes of the module.
     """
 
     def __init__(
-        self, gm: fx.GraphModule, tensors: Mapping[int, torch.Tensor], build: Callable[..., Run]
+        self,
+        main: fx.GraphModule,
+        constants: set[fx.Node],
+        tensors: Mapping[int, torch.Tensor],
+        build: Callable[..., Run],
     ) -> None:
         self._build = build
         self._lock = threading.Lock()
-        gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-        with torch.no_grad():
-            fold_affine(gm.graph, _constants(gm.graph, tensors))
-            self._main = laid_out(gm)
-            constants = _constants(self._main.graph, tensors)
-            pack_weights(self._main.graph, constants)
+        self._main = main
         holders = self._main.graph.find_nodes(op="placeholder")
         self._frozen = tuple(k for k, node in enumerate(holders) if node in constants)
         self._free = tuple(k for k, node in enumerate(holders) if node not in constants)
@@ -104,6 +126,24 @@ def _constants(graph: fx.Graph, tensors: Mapping[int, torch.Tensor]) -> set[fx.N
             if _is_static(node) and not returned and is_pure(node.target):
                 found.add(node)
     return found
+
+
+def _behind_computed(graph: fx.Graph, constants: set[fx.Node]) -> set[fx.Node]:
+    """Those of `constants` behind inputs of which something is computed, not only viewed."""
+    roots: dict[fx.Node, set[fx.Node]] = {}
+    computed: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node in constants:
+            used = [roots[one] for one in node.all_input_nodes]
+            roots[node] = set().union(*used) if used else {node}
+            if node.op == "call_function" and not _is_view(node):
+                computed |= roots[node]
+    return {node for node, found in roots.items() if found <= computed}
+
+
+def _is_view(node: fx.Node) -> bool:
+    returns = node.target._schema.returns  # type: ignore[union-attr]
+    return any(one.alias_info is not None for one in returns)
 
 
 def _is_static(node: fx.Node) -> bool:

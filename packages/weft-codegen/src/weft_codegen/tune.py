@@ -1,5 +1,5 @@
-"""Which matrix products and attentions are computed by what: the library, a function of weft's own,
-or a loop.
+"""What computes a matrix product, an attention, a convolution: the library, a function of weft's
+own, or a loop.
 
 With the option `max_autotune` a loop is raced against the other two: both are built as programs of
 their own while the graph compiles and run in turn on random numbers; the verdict is kept on disk.
@@ -45,7 +45,7 @@ _ROWS = {
 }
 _NO_ROWS = (range(0), range(0))
 _LEAST_QUERIES = 24
-# Multiplications and pixels of a convolution (Zen 4, 2026-11-29; docs/architecture/codegen-linear.md).
+# Multiplications and pixels of a convolution (docs/architecture/codegen-convolution.md).
 _SMALL, _MOST_PIXELS = 1_500_000, 200
 # Rows from which short sums leave too little to compute beside what is moved, and their terms.
 _MANY_ROWS, _SHORT = 385, 256

@@ -19,8 +19,8 @@ from weft_codegen.loops.program import CPU, Buffer, Buffers, Extern, Program, St
 _ATEN = torch.ops.aten.convolution.default
 _library = torch.library.Library("weft_codegen", "FRAGMENT")
 _library.define(
-    "convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation)"
-    " -> Tensor"
+    "convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
+    "int[] dilation) -> Tensor"
 )
 _library.impl("convolution", torch.conv2d, "CompositeExplicitAutograd")
 
