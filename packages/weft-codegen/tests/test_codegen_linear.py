@@ -54,6 +54,37 @@ def test_layers_match_float64(rows, depth, columns):
     check(lambda x, w, r: r + x @ w.t(), x, w, torch.randn(rows, columns))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_layers_round_once(dtype):
+    torch.manual_seed(0)
+    unit = torch.finfo(dtype).eps
+    for rows, depth, columns in SIZES:
+        x, w, b = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
+        x, w, b, r = (t.to(dtype) for t in (x, w, b, torch.randn(rows, columns)))
+        layers = [(F.linear, x, w, b), (F.linear, x, w)]
+        layers.append((lambda r, x, w: torch.addmm(r, x, w.t()), r, x, w))
+        layers.append((F.linear, x.t().contiguous().t(), w[:, :depth]))
+        for count, (fn, *args) in zip((1, 1, 1, 0), layers, strict=True):
+            assert own(fn, *args) == count
+            got = compile_graph(trace(fn, args), args, inference=True)(*args)[0]
+            exact = fn(*(t.double() for t in args))
+            bound = fn(*(t.double().abs() for t in args))
+            assert got.dtype is dtype
+            assert (
+                (got - exact).abs() <= 0.5 * unit * exact.abs() + 1e-6 * bound
+            ).all() or not count
+
+
+def test_16_bit_nan_infinity_and_overflow():
+    x, w = torch.randn(20, 130).half(), torch.randn(100, 130).half()
+    x[3, 5], x[18, 0], w[99, 129], x[7] = torch.nan, torch.inf, -torch.inf, 60000
+    for dtype in (torch.float16, torch.bfloat16):
+        args = (x.to(dtype), w.to(dtype))
+        got = compile_graph(trace(F.linear, args), args)(*args)[0]
+        want = F.linear(*(t.float() for t in args)).to(dtype)
+        torch.testing.assert_close(got, want, equal_nan=True, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_do_not_change_a_result(threads):
     torch.manual_seed(0)
@@ -97,7 +128,7 @@ def test_what_the_function_does_not_take():
     assert own(torch.mm, x, turned) == 0
     assert own(lambda x, w: x.t() @ w.t(), rows, w) == 0
     assert own(F.linear, x.double(), w.double()) == 0
-    assert own(F.linear, x.bfloat16(), w.bfloat16()) == 0
+    assert own(torch.mm, x.bfloat16(), turned.bfloat16()) == 0
     assert own(lambda x, w, b: torch.addmm(b, x, w.t()), x, w, torch.randn(1, 100)) == 0
     assert own(lambda x, w, b: torch.addmm(b, x, w.t(), beta=2), x, w, torch.randn(100)) == 0
     for strict in ("strict_numerics", "fallback_by_default"):
@@ -143,6 +174,7 @@ def test_where_it_wins(isa, monkeypatch, one_thread):
     assert not tune.linear_wins(1, 768, 768) and not tune.linear_wins(4096, 768, 32)
     assert tune.linear_wins(4096, 768, 768) == ("avx512f" in isa)
     assert tune.linear_wins(8, 768, 768, packed=True) == ("avx512f" not in isa)
+    assert tune.linear_wins(4096, 768, 768, torch.bfloat16) == ("avx512f" not in isa)
     torch.set_num_threads(16)
     assert not tune.linear_wins(128, 768, 768)
     torch.set_num_threads(1)

@@ -51,7 +51,13 @@ _SMALL, _MOST_PIXELS = 1_500_000, 200
 _MANY_ROWS, _SHORT = 385, 256
 
 
-def linear_wins(rows: int | None, columns: int, depth: int, packed: bool = False) -> bool:
+def linear_wins(
+    rows: int | None,
+    columns: int,
+    depth: int,
+    dtype: torch.dtype = torch.float32,
+    packed: bool = False,
+) -> bool:
     """Whether weft's own function computes a product with a linear layer's weight (linear.py).
 
     Each thread needs some strips of columns. Few rows are loops before this is asked (matmul.py).
@@ -61,9 +67,11 @@ def linear_wins(rows: int | None, columns: int, depth: int, packed: bool = False
         packed: whether the library's weight would be packed once, for all calls.
     """
     threads, isa = torch.get_num_threads(), isa_flags()
+    enough = columns >= 96 * threads and columns * depth >= 4096
+    if dtype is not torch.float32:  # the library has products of 16-bit floats for AVX-512 alone
+        return enough and "avx2" in isa and "avx512f" not in isa and (rows is None or rows > 4)
     won = next((_ROWS[name] for name in _ROWS if name in isa), _NO_ROWS)[packed]
     exact = torch.get_float32_matmul_precision() == "highest"
-    enough = columns >= 96 * threads and columns * depth >= 4096
     fits = bool(won) if rows is None else rows in won and (rows < _MANY_ROWS or depth >= _SHORT)
     return exact and enough and fits
 

@@ -40,6 +40,9 @@ _OUT = (
 )  # fmt: skip
 
 
+_SUFFIXES = {torch.float32: "", torch.bfloat16: "_bf16", torch.float16: "_f16"}
+
+
 class _NotRepresentable(Exception):
     """An argument that the C function cannot take; the step runs in Python."""
 
@@ -140,7 +143,8 @@ def _linear_call(step: Extern, target: str, handles: Sequence[str], buffers: Buf
     numbers += (left.strides[0], right.strides[1])
     data = [f"weft_data({handle})" for handle in (target, *handles)]
     data[1:1] = [] if added else ["NULL"]
-    return f"weft_linear({', '.join([*data, *map(index_c, numbers)])})"
+    name = f"weft_linear{_SUFFIXES[left.dtype]}"
+    return f"{name}({', '.join([*data, *map(index_c, numbers)])})"
 
 
 def _convolution_call(step: Extern, target: str, handles: Sequence[str], buffers: Buffers) -> str:

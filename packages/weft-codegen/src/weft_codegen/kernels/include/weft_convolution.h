@@ -105,7 +105,7 @@ int weft_convolution(float *out, const float *x, const float *weight, const floa
     weft_convolution_start(&job);
     if (job.places * of->step[0] * of->step[1] == 1 && job.plane == job.area)
         return weft_product(out, bias, x, weight, of->batch * job.area, of->filters, of->channels, 0, of->channels,
-                            of->channels);
+                            of->channels, WEFT_F32);
     int64_t depth = of->channels * job.places, most = WEFT_BLOCK / WEFT_WIDE;
     int64_t together = weft_min(of->batch, job.area < WEFT_BLOCK ? WEFT_BLOCK / job.area : 1);
     int64_t panels = (together * job.area + WEFT_WIDE - 1) / WEFT_WIDE, blocks = (panels + most - 1) / most;
@@ -129,7 +129,7 @@ int weft_convolution(float *out, const float *x, const float *weight, const floa
             job.pixels = weft_min(block, all - job.first);
             float *to = out + (image * job.area + job.first) * of->filters;
             weft_linear_job product = {x, weight, bias, to, job.packed, job.pixels, of->filters, depth, 0, depth, 0,
-                                       (job.pixels + WEFT_WIDE - 1) / WEFT_WIDE};
+                                       (job.pixels + WEFT_WIDE - 1) / WEFT_WIDE, WEFT_F32};
             weft_parallel(weft_convolution_pack, &job, product.panels, job.pixels * depth);
             weft_parallel(weft_linear_strips, &product, strips, job.pixels * depth * of->filters / 8);
         }

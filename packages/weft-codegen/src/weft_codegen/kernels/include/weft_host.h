@@ -24,6 +24,11 @@ int snprintf(char *text, size_t size, const char *format, ...);
 int weft_linear(float *out, const float *added, const float *x, const float *weight, int64_t rows,
                 int64_t columns, int64_t depth, int64_t added_stride, int64_t x_stride,
                 int64_t weight_stride);
+int weft_linear_bf16(uint16_t *out, const uint16_t *added, const uint16_t *x, const uint16_t *weight, int64_t rows,
+                     int64_t columns, int64_t depth, int64_t added_stride, int64_t x_stride,
+                     int64_t weight_stride);
+int weft_linear_f16(uint16_t *out, const uint16_t *added, const uint16_t *x, const uint16_t *weight, int64_t rows,
+                    int64_t columns, int64_t depth, int64_t added_stride, int64_t x_stride, int64_t weight_stride);
 int weft_attention(float *out, const float *q, const float *k, const float *v, const float *mask,
                    const int64_t *sizes, double scale);
 int weft_convolution(float *out, const float *x, const float *weight, const float *bias, const int64_t *sizes);

@@ -18,11 +18,35 @@ enum { WEFT_COPY_STRIDE = WEFT_DEPTH + 16 };
 
 WEFT_BLOCKS_OF(weft_block, WEFT_ROWS, WEFT_COPY_STRIDE, 1)
 
+/* How a weight is stored; it is widened where it comes into the first cache. */
+typedef enum { WEFT_F32, WEFT_BF16, WEFT_F16 } weft_kept;
+
 typedef struct {
-    const float *x, *weight, *added;
+    const float *x;
+    const void *weight;
+    const float *added;
     float *out, *packed;
     int64_t rows, columns, depth, x_stride, weight_stride, added_stride, panels;
+    weft_kept kept;
 } weft_linear_job;
+
+/* wide[i] = kept[i] */
+static void weft_widen(const uint16_t *from, float *to, int64_t count, weft_kept kept)
+{
+    if (kept == WEFT_BF16)
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++)
+            to[i] = bf16_to_f32(from[i]);
+    else
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++)
+            to[i] = f16_to_f32(from[i]);
+}
+
+static inline const void *weft_element(const weft_linear_job *job, int64_t position)
+{
+    return (const char *)job->weight + position * (job->kept ? 2 : 4);
+}
 
 /* Start the tile of the strip at `first` with what is added to the product. */
 static void weft_linear_start(const weft_linear_job *job, int64_t first, int64_t columns, float *tile)
@@ -40,11 +64,13 @@ static void weft_linear_start(const weft_linear_job *job, int64_t first, int64_t
 
 /* copy[r][i] = weight[r][i], rows of zeros after the first `rows`. Copied, rows of a weight do not want
  * the same lines of the first cache, however far apart they lie. */
-static void weft_linear_copy(const float *weight, int64_t stride, int64_t rows, int64_t depth, float *copy)
+static void weft_linear_copy(const weft_linear_job *job, int64_t first, int64_t rows, int64_t depth, float *copy)
 {
     for (int64_t r = 0; r < WEFT_ROWS; r++)
-        if (r < rows)
-            __builtin_memcpy(copy + r * WEFT_COPY_STRIDE, weight + r * stride, depth * sizeof(float));
+        if (r < rows && job->kept)
+            weft_widen(weft_element(job, first + r * job->weight_stride), copy + r * WEFT_COPY_STRIDE, depth, job->kept);
+        else if (r < rows)
+            __builtin_memcpy(copy + r * WEFT_COPY_STRIDE, weft_element(job, first + r * job->weight_stride), depth * sizeof(float));
         else
             __builtin_memset(copy + r * WEFT_COPY_STRIDE, 0, depth * sizeof(float));
 }
@@ -62,12 +88,11 @@ static void weft_linear_strips(const void *args, int64_t lo, int64_t hi)
         for (int64_t k = 0; k < job->depth; k += WEFT_DEPTH) {
             int64_t depth = weft_min(WEFT_DEPTH, job->depth - k);
             for (int64_t n = 0; n < columns; n += WEFT_ROWS) {
-                const float *weight = job->weight + (first + n) * stride + k;
-                const float *next = weight + WEFT_ROWS * stride;
-                int64_t far = stride;
+                int64_t at = (first + n) * stride + k, far = job->kept ? stride / 2 : stride;
+                const float *next = weft_element(job, at + WEFT_ROWS * stride);
                 if (n + WEFT_ROWS >= columns && k + depth < job->depth)
-                    next = job->weight + first * stride + k + depth;
-                weft_linear_copy(weight, stride, columns - n, depth, copy);
+                    next = weft_element(job, first * stride + k + depth);
+                weft_linear_copy(job, at, columns - n, depth, copy);
                 for (int64_t row = 0, wide; row < job->rows; row += wide) {
                     int64_t within = row % WEFT_WIDE, quarters = weft_quarters(job->rows - row);
                     const float *panel = job->packed + (row - within) * job->depth + k * WEFT_WIDE + within;
@@ -97,9 +122,9 @@ static void weft_linear_pack(const void *args, int64_t lo, int64_t hi)
 }
 
 /* See weft_linear.h. */
-static int weft_product(float *out, const float *added, const float *x, const float *weight, int64_t rows,
+static int weft_product(float *out, const float *added, const float *x, const void *weight, int64_t rows,
                         int64_t columns, int64_t depth, int64_t added_stride, int64_t x_stride,
-                        int64_t weight_stride)
+                        int64_t weight_stride, weft_kept kept)
 {
     int64_t panels = (rows + WEFT_WIDE - 1) / WEFT_WIDE, most = WEFT_BLOCK / WEFT_WIDE;
     int64_t blocks = (panels + most - 1) / most;
@@ -113,7 +138,7 @@ static int weft_product(float *out, const float *added, const float *x, const fl
         int64_t here = weft_min(wide, rows - row);
         weft_linear_job job = {x + row * x_stride, weight, added ? added + row * added_stride : added,
                                out + row * columns, packed, here, columns, depth, x_stride,
-                               weight_stride, added_stride, (here + WEFT_WIDE - 1) / WEFT_WIDE};
+                               weight_stride, added_stride, (here + WEFT_WIDE - 1) / WEFT_WIDE, kept};
         weft_parallel(weft_linear_pack, &job, job.panels, here * depth);
         weft_parallel(weft_linear_strips, &job, strips, here * depth * columns / 8);
     }

@@ -3,7 +3,7 @@
     mm(x, w.t())           weft_codegen.mm(x, w.t())
     addmm(b, x, w.t())     weft_codegen.addmm(b, x, w.t())    b: a bias, or a sum (a residual)
 
-The function (kernels/include/weft_linear.h) takes a weight as `nn.Linear` keeps it: the terms of
+The function (kernels/include/weft_linear.h; one a dtype) takes a weight as `nn.Linear` keeps it: the terms of
 each sum lie side by side. Where it is the faster one is decided by who calls (tune.py).
 """
 
@@ -37,8 +37,10 @@ ADDMM = torch.ops.weft_codegen.addmm.default
 LINEAR = (torch.ops.weft_codegen.mm.default, ADDMM)
 _OWN = {torch.ops.aten.mm.default: LINEAR[0], torch.ops.aten.addmm.default: ADDMM}
 
-Wins = Callable[[int | None, int, int], bool]
-"""Whether weft's function is faster, by rows (None: only known while running), columns, terms."""
+Wins = Callable[[int | None, int, int, torch.dtype], bool]
+"""Whether weft's function is faster, by rows (None: only known while running), columns, terms and
+dtype."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def linear_products(program: Program, wins: Wins) -> Program:
@@ -59,7 +61,10 @@ def _is_linear(step: Extern, buffers: Buffers, wins: Wins) -> bool:
     used = [buffers[arg.name] for arg in step.args]
     *added, left, right = used
     target = buffers[result]
-    if any(buffer.dtype is not torch.float32 or buffer.device != CPU for buffer in (*used, target)):
+    dtype = target.dtype
+    if dtype not in _DTYPES or any(
+        b.dtype is not dtype or b.device != CPU for b in (*used, target)
+    ):
         return False
     rows, (depth, columns) = left.shape[0], right.shape
     known = depth.is_const and columns.is_const and depth.value > 0 and columns.value > 0
@@ -69,7 +74,7 @@ def _is_linear(step: Extern, buffers: Buffers, wins: Wins) -> bool:
     return (
         known
         and ordered
-        and wins(rows.value if rows.is_const else None, columns.value, depth.value)
+        and wins(rows.value if rows.is_const else None, columns.value, depth.value, dtype)
     )
 
 
