@@ -3,8 +3,8 @@
     mm(x, w.t())           weft_codegen.mm(x, w.t())
     addmm(b, x, w.t())     weft_codegen.addmm(b, x, w.t())    b: a bias, or a sum (a residual)
 
-The function (kernels/include/weft_linear.h; one a dtype) takes a weight as `nn.Linear` keeps it: the terms of
-each sum lie side by side. Where it is the faster one is decided by who calls (tune.py).
+The functions (kernels/include/weft_linear.h) take a weight as `nn.Linear` keeps it: the terms of
+each sum lie side by side. Where they are faster is decided by who calls (tune.py).
 """
 
 from __future__ import annotations
