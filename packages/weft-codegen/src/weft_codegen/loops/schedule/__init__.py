@@ -36,9 +36,9 @@ def schedule(
 ) -> Program:
     """The program of a lowered graph; without `fuse` every node gets a kernel of its own.
 
-    `prefer` decides which larger matrix products become loops too (see matmul.py), and `linear`,
-    `attention` and `convolution` what weft's own functions compute (see linear.py, attention.py,
-    convolution.py); `strict`: none.
+    `prefer` decides which larger matrix products become loops too (matmul.py), and `linear`,
+    `attention`, `convolution` what weft's own functions compute (modules of that name);
+    `strict`: none.
     """
     if not strict:
         lowered = small_products(lowered, prefer) if fuse else lowered
@@ -80,9 +80,4 @@ def schedule(
     by_name = {kernel.name: kernel for kernel in kernels.values()}
     overlap_collectives(steps, by_name, kept)
     used = {name: buffer for name, buffer in buffers.items() if name in named}
-    return replace(
-        lowered,
-        buffers=used,
-        kernels=by_name,
-        steps=tuple(steps),
-    )
+    return replace(lowered, buffers=used, kernels=by_name, steps=tuple(steps))
