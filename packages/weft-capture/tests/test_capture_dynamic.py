@@ -395,3 +395,17 @@ def test_products_of_ints_that_vary_have_all_their_bits():
     captured = weft_capture.capture(lambda x, a, b: (x + 1, a * b, a * b + a), eager_backend)
     for a, b in ((3, 2**40), (2**40, -(2**40)), (2**41, 2**45), (2**70, 2**45)):
         assert captured(torch.ones(2), a, b)[1:] == (a * b, a * b + a)
+
+
+def test_numbers_other_than_ints_leave_no_graph():
+    def function(x, scale):
+        n, m = x.shape
+        return x * 2, n / 2, (n / m) * scale, math.sqrt(n), n > 4, -n / m, n**0.5
+
+    graphs = []
+    optimised = weft_capture.capture(function, lambda g, _: graphs.append(g) or g.forward)
+    for n in (3, 4, 5, 6):
+        assert same(optimised(torch.ones(n, 7), 0.3), function(torch.ones(n, 7), 0.3))
+    (output,) = graphs[-1].graph.find_nodes(op="output")
+    values = [node.meta["example_value"] for node in output.args[0]]
+    assert not any(isinstance(value, torch.SymFloat | torch.SymBool) for value in values)

@@ -258,3 +258,31 @@ def test_order_of_attributes(kind):
     captured = weft_capture.capture(module, eager_backend)
     for _ in range(3):
         assert same(eager(torch.ones(3)), captured(torch.ones(3)))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda module: getattr(module, "extra", None),
+        lambda module: module.extra if hasattr(module, "extra") else None,
+    ],
+)
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda module: module.register_buffer("extra", torch.full((3,), 5.0)),
+        lambda module: module.register_parameter("extra", nn.Parameter(torch.full((3,), 5.0))),
+        lambda module: setattr(module, "extra", 5.0),
+    ],
+)
+def test_a_member_that_is_registered_after_it_was_missing(read, register):
+    class Net(nn.Linear):
+        def forward(self, x):
+            extra = read(self)
+            return super().forward(x) if extra is None else super().forward(x) * extra
+
+    net, x = Net(3, 3), torch.ones(2, 3)
+    captured = weft_capture.capture(net.forward, eager_backend)
+    assert torch.equal(captured(x), F.linear(x, net.weight, net.bias))
+    register(net)
+    assert torch.equal(captured(x), F.linear(x, net.weight, net.bias) * 5)

@@ -400,7 +400,8 @@ def real_instance_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value
 
 
 def module_member(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
-    """Read a parameter, buffer or submodule."""
+    """Read a parameter, buffer or submodule, guarding absence."""
+    absent: list[Source] = []
     for group in _MEMBER_DICTS:
         members = self.obj.__dict__.get(group)
         changed = tx.values_by_id.get(id(members))
@@ -413,6 +414,10 @@ def module_member(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
             assert self.source is not None
             source = ItemSource(InstanceAttrSource(self.source, group), name)
             return tx.wrap(members[name], source)
+        if members is not None and self.source is not None:
+            absent.append(InstanceAttrSource(self.source, group))
+    for source in absent:
+        tx.guard(source, "KEY_ABSENT", name)
     return None
 
 

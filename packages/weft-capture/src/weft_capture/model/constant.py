@@ -28,7 +28,7 @@ from weft_guards.sources import (
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.library_traits import SCALAR_LIBRARIES, scalar_library
-from weft_capture.model.protocol import Kwargs, MethodOf, Operator, Output, Tracer, Value
+from weft_capture.model.protocol import Call, Kwargs, MethodOf, Operator, Output, Tracer, Value
 from weft_capture.python_compat import type_name
 
 SCALARS = (int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
@@ -133,14 +133,26 @@ class Constant(Value):
         else:
             self.origin.emit(out.writer)
 
+    def forwards(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Call | None:
+        call = getattr(type(self.value), "__call__", None)  # noqa: B004 - of an enum's member
+        if not isinstance(call, types.FunctionType):
+            return None
+        return tx.const_object(call), [self, *args], kwargs
+
     def tp_getattro(self, tx: Tracer, name: str) -> Value:
+        getter = getattr(type(self.value), name, None)
+        if type(getter) is property and isinstance(getter.fget, types.FunctionType):
+            return tx.const_object(getter.fget).tp_call(tx, [self], {})
         attribute = real_call(tx, getattr, self.value, name)
+        owner = getattr(attribute, "__self__", None)
         if isinstance(getattr(attribute, "__func__", None), types.FunctionType):
             function = tx.const_object(attribute.__func__)
-            return tx.bound_method(function, self)
-        if callable(attribute) and not isinstance(attribute, (type, enum.Enum)):
+            return tx.bound_method(function, self if owner is self.value else constant(owner))
+        if owner is self.value or (isinstance(owner, type) and isinstance(self.value, owner)):
             return MethodOf(self, name)
-        return tx.literal(attribute)
+        if name in getattr(self.value, "__dict__", {}) and not name.startswith("_"):
+            return tx.wrap(attribute, AttrSource(ConstSource(self.value), name))
+        return tx.const_object(attribute)
 
     def call_base_method(
         self, tx: Tracer, base_class: type, name: str, args: list[Value], kwargs: Kwargs
@@ -169,6 +181,10 @@ class Constant(Value):
         return fold(tx, operator.getitem, [self, key], {})
 
     def tp_iter(self, tx: Tracer) -> Value:
+        if isinstance(getattr(type(self.value), "__iter__", None), types.FunctionType):
+            return self.call_method(tx, "__iter__", [], {}).tp_iter(tx)
+        if isinstance(self.value, tuple):  # an enum's member
+            return tx.literal(self.value[:]).tp_iter(tx)
         if not isinstance(self.value, (str, bytes)):
             tx.raise_(TypeError, f"'{type_name(type(self.value))}' object is not iterable")
         return tx.iterator_over(self)

@@ -430,8 +430,27 @@ class SymValue(GraphValue, Varying):
             if before is not None and _is_recomputable(before[0]):
                 before[0].emit(out.writer)
                 return
-        settled = self._is_flag() and symbolic_shapes.has_static_value(self.sym)
-        out.load(constant(self.as_constant())) if settled else out.load_graph_output(self)
+        if self._is_flag() and symbolic_shapes.has_static_value(self.sym):
+            out.load(constant(self.as_constant()))
+            return
+        operands = None if isinstance(self.sym, torch.SymInt) else self._operands()
+        if operands is None:
+            out.load_graph_output(self)
+        else:
+            out.call(self.node.target, operands)
+
+    def _operands(self) -> list[Value] | None:
+        """Return the numbers that this one is computed from; None if it is read from a tensor."""
+        found: list[Value] = []
+        for arg in self.node.args if self.node.op == "call_function" else (self.node,):
+            number = arg.meta.get("example_value") if isinstance(arg, Node) else arg
+            if isinstance(arg, Node) and isinstance(number, _SYMBOLIC) and arg is not self.node:
+                found.append(SymValue(arg, number))
+            elif type(number) in (int, float, bool):
+                found.append(constant(number))
+            else:
+                return None
+        return found
 
     def inherits_comparison(self, name: str) -> bool:
         return True
@@ -456,6 +475,7 @@ SymValue.methods = {
 }
 
 
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _GROWING = (operator.mul, operator.pow, operator.add, operator.sub)
 """Operators whose result may need more bits than their operands."""
 

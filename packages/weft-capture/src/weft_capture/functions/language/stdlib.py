@@ -54,6 +54,7 @@ from weft_capture.model.constant import (
     NONE,
     VARYING_TYPES,
     Constant,
+    Varying,
     fold,
     is_constant_object,
     real_call,
@@ -383,7 +384,7 @@ def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
 # ---- copy.copy and copy.deepcopy: the library's Python is traced; `__reduce_ex__` has a rule
 
 
-_SHARED = (Constant, FunctionValue, ObjectConstant)
+_SHARED = (Constant, FunctionValue, ObjectConstant, Varying)
 _KNOWN_BASES = {object, list, dict, int, float, str, bytes, complex}
 
 
@@ -410,7 +411,7 @@ def _copy(tx: Tracer, value: Value) -> Value:
 def _deepcopy(tx: Tracer, value: Value, memo: Value = NONE) -> Value:
     value = tx.force(value)
     _check(value)
-    if isinstance(value, _SHARED):
+    if isinstance(value, _SHARED) or value.python_type() is torch.Size:
         return value
     if type(value) is TensorValue and not value.fake.requires_grad:
         done = memo if isinstance(memo, DictValue) else DictValue()
