@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import contextvars
 import enum
 import functools
 import gc
@@ -18,7 +19,7 @@ import weakref
 import pytest
 import torch
 import weft_capture as wc
-from capture_check import X, eager_backend
+from capture_check import X, check, eager_backend, same
 
 
 def captured(function):
@@ -306,6 +307,55 @@ def test_attributes_of_c_types_are_written_as_their_class_does():
     assert torch.equal(optimised(X), X + 5)
     assert OWN_OF_THREAD.count == 3
     assert vars(NAMESPACE) == {"left": 2}
+
+
+SCALE = contextvars.ContextVar("SCALE", default=1.0)
+DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("DEPTH")
+
+
+@contextlib.contextmanager
+def scaled(factor):
+    token = SCALE.set(factor)
+    try:
+        yield
+    finally:
+        SCALE.reset(token)
+
+
+def context_variables(x, *, breaks=False):
+    y = x * SCALE.get()
+    with scaled(SCALE.get() * 2):
+        y += SCALE.get()
+        if breaks:
+            wc.graph_break()
+        y = y * SCALE.get() + DEPTH.get(0)
+    DEPTH.set(DEPTH.get(0) + 1)
+    return y * SCALE.get(), DEPTH.get(), SCALE.name
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_context_variables_belong_to_the_context_that_runs(breaks):
+    captured = wc.capture(context_variables, eager_backend, fullgraph=not breaks)
+
+    def results(function):
+        found = [function(X, breaks=breaks), function(X, breaks=breaks)]
+        with scaled(3.0):
+            return [*found, function(X, breaks=breaks), DEPTH.get(), SCALE.get()]
+
+    expected = contextvars.copy_context().run(results, context_variables)
+    for _ in range(2):
+        assert same(expected, contextvars.copy_context().run(results, captured))
+    assert DEPTH.get(None) is None
+
+
+def test_a_context_variable_without_a_value_raises():
+    def function(x):
+        try:
+            return x + DEPTH.get()
+        except LookupError as error:
+            return x - 1, type(error)
+
+    check(function, X)
 
 
 def test_new_may_make_an_object_of_a_subclass():

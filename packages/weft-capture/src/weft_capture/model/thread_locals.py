@@ -1,16 +1,18 @@
-"""`threading.local`: attributes that each thread has of its own."""
+"""What each thread or task has of its own: `threading.local` and `contextvars.ContextVar`."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft_guards.sources import AttrSource, CallSource, ConstSource, Source
 
-from weft_capture.model.constant import constant
-from weft_capture.model.protocol import MutableValue, Output, Tracer, Value
+from weft_capture.breaks import Break
+from weft_capture.model.constant import NONE, constant
+from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, method
 
 
 def own_of_thread(tx: Tracer, obj: Any, source: Source | None, name: str) -> Value | None:
@@ -57,3 +59,89 @@ class ThreadLocal(MutableValue):
     def replay(self, out: Output) -> None:
         for name, value in self.attrs.items():
             out.later(setattr, self, constant(name), value)
+
+
+@dataclass(eq=False)
+class ContextVariable(MutableValue):
+    """A `ContextVar` from outside; it is read and set in the context that runs the code.
+
+    Args:
+        obj: the variable.
+        source: where it comes from.
+        current: what the captured code set it to; None while it did not.
+    """
+
+    cls = ContextVar
+    changing = ("current",)
+
+    obj: Any
+    source: Source
+    current: Value | None = None
+
+    def python_type(self) -> type:
+        return ContextVar
+
+    def replay(self, out: Output) -> None:
+        if self.current is not None:
+            out.later(ContextVar.set, self, self.current)
+
+
+@dataclass(eq=False)
+class TokenValue(Value):
+    """What `ContextVar.set` returns; generated code makes none, so breaks are moved before it.
+
+    Args:
+        variable: the variable that was set.
+        old: what it was before, as in `ContextVariable.current`.
+    """
+
+    variable: ContextVariable
+    old: Value | None
+
+    def python_type(self) -> type:
+        return Token
+
+
+def is_set(variable: ContextVar[Any]) -> bool:
+    """Say whether the present context has a value of a variable."""
+    return variable.get(_UNSET) is not _UNSET
+
+
+_UNSET = object()
+
+
+@method(ContextVariable, "get")
+def _get(tx: Tracer, self: ContextVariable, *default: Value) -> Value:
+    if self.current is not None:
+        return self.current
+    try:
+        found = self.obj.get(*(_UNSET for _ in default))
+    except LookupError:
+        found = _UNSET
+    if default or found is _UNSET:
+        tx.guard(CallSource(is_set, (self.source,)), "CONST", found is not _UNSET)
+    if found is not _UNSET:
+        return tx.wrap(found, CallSource(ContextVar.get, (self.source,)))
+    return default[0] if default else tx.raise_(LookupError, self)
+
+
+@method(ContextVariable, "set")
+def _set(tx: Tracer, self: ContextVariable, value: Value) -> Value:
+    token = TokenValue(self, self.current)
+    tx.mutate(self)
+    self.current = value
+    return token
+
+
+@method(ContextVariable, "reset")
+def _reset(tx: Tracer, self: ContextVariable, token: Value) -> Value:
+    if not isinstance(token, TokenValue) or token.variable is not self:
+        raise Break("c-function", "ContextVar.reset with a token from outside")
+    tx.mutate(self)
+    self.current = token.old
+    return NONE
+
+
+@method(ContextVariable, "get:name")
+def _name(tx: Tracer, self: ContextVariable) -> Value:
+    return tx.literal(self.obj.name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextvars
 import copy
 import copyreg
 import datetime
@@ -75,7 +76,7 @@ from weft_capture.model.protocol import (
 )
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.slots import combined, steps
-from weft_capture.model.thread_locals import ThreadLocal
+from weft_capture.model.thread_locals import ContextVariable, ThreadLocal
 from weft_capture.model.weakrefs import WeakProxy, make_ref
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.tensors import symbolic_scalars
@@ -320,6 +321,14 @@ def _dumps(tx: Tracer, obj: Value, *args: Value, **kwargs: Value) -> Value:
 
 
 rule(threading.local)(lambda tx: ThreadLocal())
+
+
+def _wrap_variable(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", contextvars.ContextVar)
+    return ContextVariable(obj, source)
+
+
+EXACT[contextvars.ContextVar] = _wrap_variable
 rule(weakref.proxy)(lambda tx, *args: WeakProxy(make_ref(tx, *args)))
 rule(weakref.ref)(make_ref)
 
