@@ -627,3 +627,28 @@ def test_gradients_in_a_block_under_no_grad():
             torch.autograd.grad(got[index].sum(), args[0], retain_graph=True),
             torch.autograd.grad(want[index].sum(), args[0], retain_graph=True),
         )
+
+
+def test_writes_to_buffers_beside_gradients_in_a_block_under_no_grad():
+    def program(x, buffer):
+        buffer.mul_(0.5).add_(x.sum(0))
+        with torch.enable_grad():
+            inside = (x * buffer.clone()).sin() + x
+        buffer[1:].neg_()
+        return inside, buffer[1:]
+
+    x = torch.randn(4, 3, requires_grad=True)
+    with torch.no_grad():
+        graph = function_graph(program, 2)
+        compiled = aot_compile(graph, [x, torch.ones(3)], fw_compiler=lambda gm, _: gm)
+    results = []
+    for function in (program, compiled):
+        buffer = torch.ones(3)
+        with torch.no_grad():
+            inside, view = function(x, buffer)
+        assert (inside.requires_grad, view.requires_grad) == (True, False)
+        assert view._base is buffer
+        (gradient,) = torch.autograd.grad(inside.sum(), x)
+        results.append((inside.detach(), view, buffer, gradient))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)

@@ -155,7 +155,9 @@ class _JointTrace:
             mutations = find_mutations(tracer, self.inputs, values)
             plans = OutputPlanner(tracer, self.inputs, values).plan(results)
         tangents = self._tangent_indices()
-        if tangents and mutations and not torch.is_grad_enabled():
+        # The graph makes other writes itself, out of autograd's sight.
+        seen = any(m.value is not None or m.layout is not None for m in mutations)
+        if tangents and seen and not torch.is_grad_enabled():
             raise Unsupported(
                 "hidden-parameter",
                 "under no_grad, a block with gradients and a write to an input in one graph",
