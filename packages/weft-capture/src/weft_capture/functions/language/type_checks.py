@@ -11,8 +11,8 @@ from weft_guards import WeakIdentity
 from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.functions.table import rule
-from weft_capture.model.attributes import is_fixed, is_user_code, lookup
+from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.model.attributes import MroEntry, is_fixed, is_python_code, is_user_code, lookup
 from weft_capture.model.constant import TRUE, Constant, constant, is_shared, real_call
 from weft_capture.model.containers import TupleValue
 from weft_capture.model.exceptions import ExceptionValue
@@ -79,18 +79,49 @@ def _origin_object(tx: Tracer, value: Any) -> tuple[Source | None, object]:
 
 @rule(isinstance)
 def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
-    targets = _classes(tx, classes)
+    targets = _classes(tx, classes, "__instancecheck__")
+    plain: list[type] = []
+    for target in targets:
+        check = _check_of(target, "__instancecheck__")
+        if check is None or value.python_type() is target:
+            plain.append(target)
+        elif _is_plain_instance(tx, value, tuple(plain)) or _asked(tx, check, target, value):
+            return TRUE
+        else:
+            plain.clear()
+    return constant(_is_plain_instance(tx, value, tuple(plain)))
+
+
+def _check_of(target: type, name: str) -> Any:
+    """Return the method in Python that answers for a class, if its metaclass has one."""
+    hook = lookup(type(target), name)
+    traced = hook is not None and (is_user_code(hook) or hook[0].__module__ == "typing")
+    return hook[1] if hook is not None and traced and is_python_code(hook[1]) else None
+
+
+def _asked(tx: Tracer, check: Any, target: type, value: Value) -> bool:
+    answer = tx.const_object(check).tp_call(tx, [tx.const_object(target), value], {})
+    return tx.builtin(bool, answer).nb_bool(tx)
+
+
+@rule_of_each(abc.ABCMeta.__instancecheck__, type.__instancecheck__)
+def _inherited_check(_: object, tx: Tracer, target: Value, value: Value) -> Value:
+    return constant(_is_plain_instance(tx, value, (target.as_constant(),)))
+
+
+def _is_plain_instance(tx: Tracer, value: Value, targets: tuple[type, ...]) -> bool:
+    """Say whether a value is an instance as `type.__instancecheck__` tells."""
     if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), targets):
         value = value.target(tx)  # a proxy has its `__class__`
     cls = value.python_type()
     if isinstance(value, Constant):
-        return constant(real_call(tx, isinstance, value.value, targets))
+        return bool(real_call(tx, isinstance, value.value, targets))
     result = any(_has_class(tx, value, cls, candidate) for candidate in targets)
     if not result and isinstance(value, UserObject | TensorValue) and issubclass(cls, torch.Tensor):
         for marked, name in _MARKS.items():
             mark = value.own_attribute(tx, name) if marked in targets else None
             if mark is not None and mark.nb_bool(tx):
-                return TRUE
+                return True
     if not result and isinstance(value, UserObject) and cls is torch.TypedStorage:
         if any(type(candidate) is type(torch.FloatStorage) for candidate in targets):
             raise Break("unsupported-tensor", "the dtype of a storage")
@@ -100,7 +131,7 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
         if not isinstance(plain, TensorValue):
             raise Break("unsupported-tensor", "isinstance on a tensor that is not in the graph")
         result = isinstance(plain.fake, typed)
-    return constant(result)
+    return result
 
 
 def _has_class(tx: Tracer, value: Value, cls: type, target: type) -> bool:
@@ -131,28 +162,40 @@ _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 """The attributes that make a tensor an instance of these classes, as their metaclasses do."""
 
 
-rule(issubclass)(
-    lambda tx, cls, classes: constant(_subclass(tx, cls.as_constant(), _classes(tx, classes)))
-)
+@rule(issubclass)
+def _issubclass(tx: Tracer, cls: Value, classes: Value) -> Value:
+    return constant(_subclass(tx, cls.as_constant(), _classes(tx, classes, "__subclasscheck__")))
 
 
-def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
+def _classes(tx: Tracer, classes: Value, name: str) -> tuple[type, ...]:
+    """Return the classes to compare with, in order.
+
+    Raises:
+        Break: where the metaclass of one looks at more than classes, or runs the program's code.
+    """
     if isinstance(classes, TupleValue):
-        return tuple(candidate for item in classes.items for candidate in _classes(tx, item))
+        return tuple(candidate for item in classes.items for candidate in _classes(tx, item, name))
     try:
         class_info = classes.as_constant()
     except NotConstant:
         raise Break("constant-required", f"isinstance with {classes.describe()}") from None
     union = type(class_info).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
     candidates = getattr(class_info, "__args__", class_info) if union else (class_info,)
-    names = ("__instancecheck__", "__subclasscheck__")
-    hooks = [lookup(type(candidate), name) for candidate in candidates for name in names]
+    hooks = [lookup(type(candidate), name) for candidate in candidates]
     look = any(hook is not None and hook[0].__module__ in _LOOKING for hook in hooks)
+    if name == "__instancecheck__":
+        hooks = [lookup(type(candidate), "__subclasscheck__") for candidate in candidates]
     hooks += [lookup(c, "__subclasshook__") for c in candidates if isinstance(c, type)]
     look |= not all(isinstance(candidate, type) for candidate in candidates)
-    if look or any(hook is not None and is_user_code(hook) for hook in hooks):
+    if look or any(hook is not None and _runs_code(hook) for hook in hooks):
         raise Break("special-method", "isinstance with a class that overrides __instancecheck__")
     return tuple(candidates)
+
+
+def _runs_code(hook: MroEntry) -> bool:
+    """Say whether a class method is the program's; that of a protocol is the library's."""
+    function = getattr(hook[1], "__func__", hook[1])
+    return is_user_code(hook) and getattr(function, "__module__", None) != "typing"
 
 
 _LOOKING = ("ast", "collections.abc")
