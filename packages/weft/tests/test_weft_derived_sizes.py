@@ -113,3 +113,17 @@ def test_products_of_sizes_in_a_gradient():
             (actual,) = torch.autograd.grad(compiled(*given, s).sum(), s)
             (expected,) = torch.autograd.grad(function(*given, s).sum(), s)
             torch.testing.assert_close(actual, expected)
+
+
+def test_floats_made_of_sizes_are_computed_in_the_code():
+    def function(x, n):
+        k = x.shape[0]
+        decay = min(0.9, (1 + n) / (10 + n))
+        return x * decay, x * max(k / 3, 1.2), x * (k / 2 % 1.5), x * abs(1 - k / 2), k * 0.1
+
+    compiled = weft.compile(function)
+    for k, n in ((3, 2), (4, 3), (5, 40)):
+        x = torch.randn(k, 3)
+        torch.testing.assert_close(compiled(x, n), function(x, n))
+    (frame,) = weft.report().frames
+    assert not frame.uncompiled

@@ -416,8 +416,8 @@ def module_member(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
             return tx.wrap(members[name], source)
         if members is not None and self.source is not None:
             absent.append(InstanceAttrSource(self.source, group))
-    for source in absent:
-        tx.guard(source, "KEY_ABSENT", name)
+    for members_source in absent:
+        tx.guard(members_source, "KEY_ABSENT", name)
     return None
 
 
