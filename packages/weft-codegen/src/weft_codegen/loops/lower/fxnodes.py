@@ -96,12 +96,13 @@ def symbolic(node: fx.Node, args: Any) -> Any:
 
 _FLOAT_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg}
 _FLOAT_FUNCTIONS: dict[Any, str] = {
-    **{torch.sym_min: "minimum", torch.sym_max: "maximum", abs: "abs", operator.abs: "abs"},
-    **{operator.mod: "remainder", operator.floordiv: "floordiv"},
-} | {
     getattr(torch, f"_sym_{name}"): name
     for names in (("sqrt", "log2", "sin", "cos", "tan"), ("asin", "acos", "atan"))
     for name in (*names, "sinh", "cosh", "tanh")
+}
+_FLOAT_FUNCTIONS |= {
+    **{torch.sym_min: "minimum", torch.sym_max: "maximum", abs: "abs", operator.abs: "abs"},
+    **{operator.mod: "remainder", operator.floordiv: "floordiv"},
 }
 
 
