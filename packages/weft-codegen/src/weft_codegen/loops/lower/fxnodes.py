@@ -100,10 +100,12 @@ _FLOAT_FUNCTIONS: dict[Any, str] = {
     for names in (("sqrt", "log2", "sin", "cos", "tan"), ("asin", "acos", "atan"))
     for name in (*names, "sinh", "cosh", "tanh")
 }
-_FLOAT_FUNCTIONS |= {
-    **{torch.sym_min: "minimum", torch.sym_max: "maximum", abs: "abs", operator.abs: "abs"},
-    **{operator.mod: "remainder", operator.floordiv: "floordiv"},
-}
+_FLOAT_FUNCTIONS.update(
+    [
+        (torch.sym_min, "minimum"), (torch.sym_max, "maximum"), (abs, "abs"),
+        (operator.abs, "abs"), (operator.mod, "remainder"), (operator.floordiv, "floordiv"),
+    ]
+)  # fmt: skip
 
 
 def attribute(node: fx.Node) -> Any:
