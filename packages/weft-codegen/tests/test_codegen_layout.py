@@ -161,3 +161,25 @@ def test_what_could_show_the_layout_is_left_alone(name):
 def test_symbolic_sizes_are_left_alone():
     gm, _ = dynamic_trace(lambda x, w: F.conv2d(x, w), (X, W))
     assert laid_out(gm) is gm
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_convolutions_that_the_library_lacks(dtype, monkeypatch):
+    monkeypatch.setattr("weft_codegen.layout.lacks_16_bit", lambda: True)
+    torch.manual_seed(0)
+    x, w, b = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 3), torch.randn(8)
+    x, w, b = (t.to(dtype) for t in (x, w, b))
+    programs = [
+        (lambda x, w, b: F.conv2d(x, w, b, padding=1), (x, w, b)),
+        (lambda x, w, b: F.conv2d(x, w, b), (x.to(memory_format=torch.channels_last), w, b)),
+        (lambda x, w: F.conv2d(x, w, groups=2), (x, w[:, :2])),
+        (lambda x, w: F.conv1d(x, w, stride=2), (x[0], torch.randn(5, 9, 3).to(dtype))),
+        (F.conv_transpose2d, (x, torch.randn(4, 8, 3, 3).to(dtype))),
+    ]
+    for fn, args in programs:
+        got = compile_graph(trace(fn, args), args, inference=True)(*args)[0]
+        exact = fn(*(t.double() for t in args))
+        bound = fn(*(t.double().abs() for t in args))
+        assert got.dtype is dtype and got.stride() == fn(*args).stride()
+        rounded = 0.5 * torch.finfo(dtype).eps * exact.abs()
+        assert ((got - exact).abs() <= rounded + 1e-6 * bound).all()

@@ -5,6 +5,7 @@
 - What is copied to contiguous memory later is computed in it: after a permuted convolution, a
   stream of residuals would keep the permuted strides, and each normalisation would gather rows.
 - Attention reads heads where they lie, and not a contiguous copy of them.
+- Convolutions of 16-bit floats are float32's where the library has none for them.
 
 The graph's fake tensors are computed anew from there, and its outputs get the strides they had.
 """
@@ -20,7 +21,7 @@ from torch import fx
 from weft_core.fake import detect_mode, to_fake
 
 from weft_codegen.loops.lower.fxnodes import attribute, is_pure
-from weft_codegen.tune import convolution_wins
+from weft_codegen.tune import convolution_wins, lacks_16_bit
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -50,6 +51,8 @@ def laid_out(gm: fx.GraphModule) -> fx.GraphModule:
     for node in filter(_is_reshape, changed.graph.nodes):
         node.target, node.args = _aten.view.default, node.args[:2]
     with torch.no_grad(), mode:
+        for node in filter(_is_slow, changed.graph.nodes):
+            _widen(node)
         done = all(_relay(node, mode) for node in list(changed.graph.nodes))
     changed.recompile()
     return changed if done else gm
@@ -58,7 +61,7 @@ def laid_out(gm: fx.GraphModule) -> fx.GraphModule:
 def _gains(node: fx.Node) -> bool:
     """Whether `node` reads what should lie otherwise, or is copied later."""
     reads_copies = node.target is _ATTENTION and any(map(_is_copy, node.all_input_nodes))
-    return _is_onednns(node) or _is_copied_later(node) or reads_copies
+    return _is_onednns(node) or _is_copied_later(node) or reads_copies or _is_slow(node)
 
 
 def _is_onednns(node: fx.Node) -> bool:
@@ -160,6 +163,30 @@ def fake_call(node: fx.Node) -> Any:
     """The fake of a call, from those of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
     return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _is_slow(node: fx.Node) -> bool:
+    """Whether a node is a convolution of 16-bit floats for which the library has no kernel."""
+    if node.target is not _aten.convolution.default:
+        return False
+    fake = node.meta["val"]
+    low = fake.dtype in (torch.bfloat16, torch.float16) and fake.device.type == "cpu"
+    return low and lacks_16_bit()
+
+
+def _widen(node: fx.Node) -> None:
+    """Compute a convolution in float32, whose result is rounded once."""
+    before, cast = node.meta["val"], _aten._to_copy.default
+    with node.graph.inserting_before(node):
+        for used in node.all_input_nodes:
+            wide = node.graph.call_function(cast, (used,), {"dtype": torch.float32})
+            wide.meta = {**used.meta, "val": fake_call(wide)}
+            node.replace_input_with(used, wide)
+    node.meta["val"] = fake_call(node)
+    with node.graph.inserting_after(node):
+        narrow = node.graph.call_function(cast, (node,), {"dtype": before.dtype})
+    narrow.meta = {**node.meta, "val": before}  # whose strides are eager's
+    node.replace_all_uses_with(narrow, lambda user: user is not narrow)
 
 
 def _copies_weight(node: fx.Node) -> bool:

@@ -68,12 +68,18 @@ def linear_wins(
     """
     threads, isa = torch.get_num_threads(), isa_flags()
     enough = columns >= 96 * threads and columns * depth >= 4096
-    if dtype is not torch.float32:  # the library has products of 16-bit floats for AVX-512 alone
-        return enough and "avx2" in isa and "avx512f" not in isa and (rows is None or rows > 4)
+    if dtype is not torch.float32:
+        return enough and lacks_16_bit() and (rows is None or rows > 4)
     won = next((_ROWS[name] for name in _ROWS if name in isa), _NO_ROWS)[packed]
     exact = torch.get_float32_matmul_precision() == "highest"
     fits = bool(won) if rows is None else rows in won and (rows < _MANY_ROWS or depth >= _SHORT)
     return exact and enough and fits
+
+
+def lacks_16_bit() -> bool:
+    """Whether the library has no fast products of 16-bit floats, as with AVX2 and no AVX-512."""
+    isa = isa_flags()
+    return "avx2" in isa and "avx512f" not in isa
 
 
 def attention_wins(queries: int | None) -> bool:
