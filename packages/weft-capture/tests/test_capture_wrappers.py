@@ -427,3 +427,12 @@ def test_which_classes_are_wrappers():
     assert is_wrapper_subclass(TwoTensor) and is_wrapper_subclass(Scaled)
     for kind in (torch.Tensor, nn.Parameter, int, torch.masked.MaskedTensor):
         assert not is_wrapper_subclass(kind)
+
+
+def test_marks_of_compilers_are_no_state():
+    captured = weft_capture.capture(torch.clone, eager_backend, fullgraph=True)
+    marked = Scaled(torch.ones(3))
+    captured(marked)
+    marked._dynamo_static_input_type = "unguarded"  # torch.compile sets it on parameters
+    assert torch.equal(captured(marked).dense(), marked.dense())
+    assert len(captured._weft_capture.graphs) == 1

@@ -19,6 +19,9 @@ from weft_core import jagged
 _FOREIGN = "torch.distributed."
 """Classes that wait in their dispatch; not DTensor."""
 
+_MARKS = ("_dynamo_", "_weft_")
+"""Attributes that a compiler sets on tensors, which say nothing about them."""
+
 
 def is_wrapper_subclass(kind: type) -> bool:
     """Say whether tensors of a class have tensors inside that they can be made of again."""
@@ -177,7 +180,8 @@ def _describe(tensor: Any) -> tuple[list[str], Any, dict[str, Any]]:
     if jagged.is_jagged(type(tensor)):
         return jagged.describe(tensor)
     names, context = _flatten(tensor)
-    return names, context, {n: one for n, one in vars(tensor).items() if n not in names}
+    others = {name: value for name, value in vars(tensor).items() if name not in names}
+    return names, context, {n: v for n, v in others.items() if not n.startswith(_MARKS)}
 
 
 def _same(one: Any, other: Any) -> bool:

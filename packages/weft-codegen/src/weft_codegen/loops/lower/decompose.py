@@ -78,6 +78,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[logit] = lambda grad, x, eps=None: rule(grad, x + 0.0, eps)
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
+    table[aten._int_mm.default] = _integer_product
     embedding = aten.embedding_dense_backward.default
     table[embedding] = functools.partial(_on_cpu, table[embedding])  # else a copy of the zeros
     return {op: _but_for_rare(rule) for op, rule in table.items()}
@@ -153,6 +154,24 @@ def _of_floats(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     dtype: Any = kwargs.get("dtype") or getattr(args[0], "dtype", torch.float32)
     floats = dtype.is_floating_point or dtype.is_complex
     return rule(*args, **kwargs) if floats else NotImplemented
+
+
+# So many products of int8 add up to a number that float32 holds, in any order.
+_EXACT_TERMS = 1024
+_FEW_ROWS = 4  # a loop; see schedule/matmul.py
+
+
+def _integer_product(a: Any, b: Any) -> Any:
+    """Exact products of float32 on a CPU without instructions for int8, where eager's are slow."""
+    rows, length = a.shape
+    slow = a.device.type == "cpu" and not torch.cpu._is_vnni_supported()
+    slow &= a.dtype is b.dtype is torch.int8 and type(length) is int
+    if not slow or (type(rows) is int and rows <= _FEW_ROWS):
+        return NotImplemented
+    starts = range(0, max(length, 1), _EXACT_TERMS)
+    blocks = [slice(start, start + _EXACT_TERMS) for start in starts]
+    sums = [(a[:, block].float() @ b[block].float()).int() for block in blocks]
+    return functools.reduce(torch.add, sums)
 
 
 def _on_cpu(rule: Callable[..., Any], x: Any, *rest: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Matrix products as loops: small ones, where calling the library costs more than the product, and
 those of few rows, which take as long as reading the other operand.
 
-    mm(a, b)            r[i, j] = sum over k of a[i, k] * b[k, j]
+    mm(a, b)            r[i, j] = sum over k of a[i, k] * b[k, j]; so _int_mm, of int8
     addmm(c, a, b)      r[i, j] = c[i, j] + that
 
 As a loop node the product shares its kernel with bias, activation and residual. Others (and bmm)
@@ -41,7 +41,8 @@ from weft_codegen.loops.schedule.assemble import GPU_ROW
 
 _aten = torch.ops.aten
 _PREFERRED = (_aten.bmm.default,)
-_PRODUCTS = (_aten.mm.default, _aten.addmm.default, *_PREFERRED)
+_INTEGERS = _aten._int_mm.default
+_PRODUCTS = (_aten.mm.default, _aten.addmm.default, _INTEGERS, *_PREFERRED)
 # Whether a product should be a loop.
 Prefer = Callable[[Extern, Buffers], bool]
 # Multiplications up to which the loop wins.
@@ -98,7 +99,9 @@ def _at(buffer: Buffer, *where: IndexExpr) -> Expr:
 def _product(target: Buffer, left: Buffer, right: Buffer, origins: tuple[str, ...]) -> Compute:
     *batch, i, j = _places(target.shape)
     k = new_axis(left.shape[-1])
-    value = apply("product", _at(left, *batch, i, k), _at(right, *batch, k, j))
+    op = "product" if target.dtype.is_floating_point else "mul"
+    factors = _at(left, *batch, i, k), _at(right, *batch, k, j)
+    value = apply(op, *(cast(factor, compute_dtype(target.dtype)) for factor in factors))
     return _node(target, (*batch, i, j), (k,), "sum", value, origins)
 
 
@@ -127,7 +130,8 @@ def _operands(item: Extern, buffers: Buffers, prefer: Prefer | None) -> list[Buf
     if any(buffer.device != CPU for buffer in used):
         alone = item.op not in _PREFERRED and _is_row_by_columns(left, right, used[-1])
         return used[:-1] if alone else None
-    if any(buffer.dtype is not torch.float32 for buffer in used):
+    dtypes = {buffer.dtype for buffer in used}
+    if dtypes != ({torch.int8, torch.int32} if item.op is _INTEGERS else {torch.float32}):
         return None
     if not all(extent.is_const for extent in extents):
         return None
