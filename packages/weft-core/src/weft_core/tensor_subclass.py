@@ -18,9 +18,7 @@ from weft_core import jagged
 
 _FOREIGN = "torch.distributed."
 """Classes that wait in their dispatch; not DTensor."""
-
-_MARKS = ("_dynamo_", "_weft_")
-"""Attributes that a compiler sets on tensors, which say nothing about them."""
+_MARKS = ("_dynamo_", "_weft_")  # attributes that compilers set
 
 
 def is_wrapper_subclass(kind: type) -> bool:
