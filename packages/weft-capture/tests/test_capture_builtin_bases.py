@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 import weft_capture
-from capture_check import eager_backend, same
+from capture_check import X, eager_backend, same
 
 X = torch.tensor([1.0, 1.0, 0.0])
 LOG = []
@@ -158,3 +158,29 @@ def test_arguments_of_subclassed_builtins(program, make):
             logs.append((outcome(function, X, made), made))
     assert same(logs[0], logs[2]), logs
     assert same(logs[1], logs[3]), logs
+
+
+class AttributeDict(dict):
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
+
+
+def test_attributes_that_are_the_items_of_a_dict():
+    def function(x, given):
+        given.last = x + 1
+        del given.old
+        made = AttributeDict(scale=2)
+        made.result = x * made.scale
+        try:
+            del made.missing
+        except KeyError:
+            made.scale += 1
+        return dict(made), vars(made), made.result + given.last, [*given], type(made)
+
+    captured = weft_capture.capture(function, eager_backend, fullgraph=True)
+    for _ in range(2):
+        one, other = AttributeDict(old=1, kept=2), AttributeDict(old=1, kept=2)
+        assert same(captured(X, one), function(X, other))
+        assert same(dict(one), dict(other))
+        assert not vars(one)

@@ -181,7 +181,11 @@ class UserObject(InstanceValue):
             getattr(object, name),
             _GENERIC.get(name),
         ):
-            raise Break("special-method", f"{self.cls.__name__}.{name}")
+            # Such as `__setattr__ = dict.__setitem__`.
+            if getattr(mro_entry[1], "__name__", name) == name:
+                raise Break("special-method", f"{self.cls.__name__}.{name}")
+            tx.const_object(mro_entry[1]).tp_call(tx, [self, *args], {})
+            return True
         return False
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
