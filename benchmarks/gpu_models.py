@@ -269,7 +269,7 @@ class Recurrent(nn.Module):
         h = torch.zeros_like(x[0])
         for step in x:
             reset, update, new = self.gates(torch.cat([step, h], 1)).chunk(3, 1)
-            h = torch.lerp(h, torch.tanh(new + reset.sigmoid() * h), update.sigmoid())
+            h = h + (torch.tanh(new + reset.sigmoid() * h) - h) * update.sigmoid()
         return h.float().square().mean()
 
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from codegen_check import dynamic_trace, trace
 from torch import nn
+from weft_codegen import layout
 from weft_codegen.compile import compile_graph
 from weft_codegen.layout import laid_out
 
@@ -141,19 +142,86 @@ def test_attention_reads_heads_where_they_lie():
     assert [used.target for used in node.args[:2]] == [torch.ops.aten.transpose.int] * 2
 
 
-UNTOUCHED = {
-    "no convolution": lambda x, w, v: x.sin(),
-    "transposed": lambda x, w, v: F.conv_transpose2d(x, v[:6]),
+def backward(function):
+    """Gradients of a function, too."""
+
+    def run(*inputs):
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        with torch.enable_grad():
+            result = function(*leaves)
+            return (
+                result.detach(),
+                *torch.autograd.grad(result.square().sum(), leaves, materialize_grads=True),
+            )
+
+    return run
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Convolutions of a CPU are laid out as those of a GPU."""
+    monkeypatch.setattr(layout, "_is_cuda", lambda fake: fake.device.type == "cpu")
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    "name", ["tower", "residual", "upsampled", "strides and dilation", "view of pooled"]
+)
+def test_a_joint_graph_is_laid_out(name):
+    function = backward(PROGRAMS[name])
+    changed = laid_out(trace(function, (X, W, V)), joint=True)
+    for target, count in layout._CONVOLUTIONS.items():
+        for node in calls(changed, target):
+            operands = [used.meta["val"] for used in node.args[:count]]
+            assert all(one.is_contiguous(memory_format=torch.channels_last) for one in operands)
+    compiled = compile_graph(changed, [X, W, V])
+    for got, want in zip(compiled(X, W, V), function(X, W, V), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+        assert got.stride() == want.stride()
+
+
+def test_a_joint_graph_on_a_cpu_keeps_its_layout():
+    gm = trace(backward(tower), (X, W, V))
+    assert laid_out(gm, joint=True) is gm
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_groups_of_several_channels_keep_the_layout():
+    gm = trace(PROGRAMS["groups"], (X, W, V))
+    assert laid_out(gm, joint=True) is gm
+
+
+READS_MEMORY = {
     "random": lambda x, w, v: F.dropout(F.conv2d(x, w)),
     "random attention": lambda x, w, v: F.scaled_dot_product_attention(
-        *[x.flatten(2).transpose(1, 2).contiguous()[None]] * 3, dropout_p=0.5
+        *[F.conv2d(x, w).flatten(2).transpose(1, 2).contiguous()[None]] * 3, dropout_p=0.5
     ),
     "memory read": lambda x, w, v: F.conv2d(x, w).as_strided((4,), (2,)),
 }
 
 
+@pytest.mark.parametrize("name", READS_MEMORY)
+def test_what_could_show_the_layout_reads_what_it_did(name):
+    function = READS_MEMORY[name]
+    gm = laid_out(trace(function, (X, W, V)))
+    (node,) = calls(gm, torch.ops.aten.convolution.default)
+    assert node.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last)
+    compiled = compile_graph(gm, [X, W, V], inference=True)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        expected = function(X, W, V)
+        torch.manual_seed(1)
+        torch.testing.assert_close(compiled(X, W, V)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+UNTOUCHED = {
+    "no convolution": lambda x, w, v: x.sin(),
+    "transposed": lambda x, w, v: F.conv_transpose2d(x, v[:6]),
+}
+
+
 @pytest.mark.parametrize("name", UNTOUCHED)
-def test_what_could_show_the_layout_is_left_alone(name):
+def test_a_graph_that_gains_nothing_is_left_alone(name):
     gm = trace(UNTOUCHED[name], (X, W, V))
     assert laid_out(gm) is gm
 
@@ -165,7 +233,7 @@ def test_symbolic_sizes_are_left_alone():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_convolutions_that_the_library_lacks(dtype, monkeypatch):
-    monkeypatch.setattr("weft_codegen.layout.lacks_16_bit", lambda: True)
+    monkeypatch.setattr("weft_codegen.widened.lacks_16_bit", lambda: True)
     torch.manual_seed(0)
     x, w, b = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 3), torch.randn(8)
     x, w, b = (t.to(dtype) for t in (x, w, b))

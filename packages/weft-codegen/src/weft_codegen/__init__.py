@@ -11,6 +11,7 @@ from weft_codegen.config import Options
 from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import frozen_inputs
 from weft_codegen.kernels.build import INCLUDE
+from weft_codegen.layout import laid_out
 from weft_codegen.measure import Eager
 from weft_codegen.padded_products import pad_products
 
@@ -26,6 +27,7 @@ __all__ = [
     "fill_values",
     "frozen_inputs",
     "get_include",
+    "laid_out",
     "make_program",
     "pad_products",
     "with_cudagraphs",

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft_codegen.layout import fake_call, has_onednn, is_plain_convolution
+from weft_codegen.layout import has_onednn, is_plain_convolution
+from weft_codegen.loops.lower.fxnodes import fake_call
 from weft_codegen.tune import linear_wins
 
 _aten = torch.ops.aten

@@ -25,8 +25,7 @@ from torch import fx
 from weft_core.fake import detect_mode
 from weft_core.symnodes import hint
 
-from weft_codegen.layout import fake_call
-from weft_codegen.loops.lower.fxnodes import is_view
+from weft_codegen.loops.lower.fxnodes import fake_call, is_view
 from weft_codegen.loops.lower.rows import LOWERINGS
 
 _aten = torch.ops.aten

@@ -34,12 +34,15 @@ def before(compile_aten: Callable[..., Any], passes: Passes) -> Callable[..., An
 
 
 def before_cut(passes: Passes, options: weft_codegen.Options) -> Callable[..., Any]:
-    """Return a partitioner that first runs the passes of the joint graph and pads products."""
-    pads = options.shape_padding and not options.keeps_operators
+    """Return a partitioner that first runs the passes of the joint graph, chooses where its values
+    lie and pads products."""
+    kept = options.keeps_operators
 
     def cut(joint: Any) -> Any:
         _run(passes, "joint", joint.module)
-        if pads:
+        if not kept:
+            joint.module.graph = weft_codegen.laid_out(joint.module, joint=True).graph
+        if options.shape_padding and not kept:
             joint.module.graph = weft_codegen.pad_products(joint.module).graph
         return weft_aot.partition(joint)
 

@@ -113,6 +113,12 @@ def attribute(node: fx.Node) -> Any:
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 
+def fake_call(node: fx.Node) -> Any:
+    """The fake of a call, from those of its arguments."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
 def is_pure(target: Any) -> bool:
     """Whether a call only computes: an operator of torch's own without writes or random numbers."""
     if not isinstance(target, torch._ops.OpOverload):
