@@ -51,6 +51,14 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True).relu(),
         [(4, 5, 7, 7), (5,), (5,)],
     ),
+    "batch_norm_of_channels_last": (
+        lambda x, w, b: F.batch_norm(x.permute(0, 3, 1, 2), None, None, w, b, True).relu(),
+        [(32, 13, 12, 40), (40,), (40,)],
+    ),
+    "group_norm_of_channels_last": (
+        lambda x: torch.var_mean(x.permute(0, 3, 1, 2).unflatten(1, (16, 4)), (2, 3, 4)),
+        [(2, 24, 24, 64)],
+    ),
     "transpose": (lambda x, y: x.t() + y, [(30, 40), (40, 30)]),
     "transpose_in_tiles": (lambda x, y: x.t() + y, [(64, 96), (96, 64)]),
     "transpose_past_tiles": (lambda x, y: x.t() + y, [(70, 96), (96, 70)]),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from weft_codegen.loops.expr import cost, walk
 from weft_codegen.loops.program import CPU, Buffer, BufferRef, Buffers, Extern, Program, step_reads
 from weft_codegen.loops.schedule.fuse import Unit
-from weft_codegen.loops.schedule.group import Group, Member, join
+from weft_codegen.loops.schedule.group import Group, Member, join, single
 
 # Operations for each element (in float adds) that a kernel may do again to save a store and a load.
 _MOST = 8
@@ -85,7 +85,7 @@ def _joined(
     size = storage_bytes(buffers[name])
     if not isinstance(unit, Group) or size < _LARGE:
         return None
-    group = join(Group((member,), member.node.axes), unit, frozenset())
+    group = join(single(member.order, member.node), unit, frozenset())
     if not isinstance(group, Group) or group.results[name].axes != frozenset(group.axes):
         return None
     node = group.results[name].node
