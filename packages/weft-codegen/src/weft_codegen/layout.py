@@ -31,7 +31,10 @@ _aten = torch.ops.aten
 _LAST, _CONTIGUOUS = torch.channels_last, torch.contiguous_format
 _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 # Convolutions, and how many tensors they begin with; the last one is the weight.
-_CONVOLUTIONS = {_aten.convolution.default: 2, _aten.convolution_backward.default: 3}
+_CONVOLUTIONS: dict[Any, int] = {
+    _aten.convolution.default: 2,
+    _aten.convolution_backward.default: 3,
+}
 # Operators whose values depend on the memory of their arguments.
 _READS_MEMORY = frozenset(["as_strided", "as_strided_scatter", "set_", "_reshape_alias"])
 _Places = Callable[[fx.Node], range]

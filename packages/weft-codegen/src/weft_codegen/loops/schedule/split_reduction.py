@@ -176,7 +176,8 @@ def _cut_for_gpu(item: Compute, hints: dict[str, int]) -> _Cut | None:
         blocks = min(most, extent // (_LEAST_BLOCK if inner and loop is axes[-1] else 1))
         return _divisor(extent, blocks) or blocks if loop.extent.is_const else blocks
 
-    best, around = max(loops, key=blocks_of), ()  # the outermost of equals
+    best = max(loops, key=blocks_of)  # the outermost of equals
+    around: tuple[Axis, ...] = ()
     blocks = max(blocks_of(best), 1)
     rows = None if inner else _blocks_of_rows(loops, min(most, _MOST_PARTS))
     if rows and rows.blocks * prod(known[loop] for loop in rows.around) > blocks:
