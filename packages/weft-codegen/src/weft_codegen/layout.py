@@ -99,7 +99,7 @@ def _is_cuda(fake: torch.Tensor) -> bool:
 
 def _inner(node: fx.Node) -> int:
     """The channels that a convolution reads."""
-    x = node.args[_CONVOLUTIONS[node.target] - 2]  # type: ignore[index]
+    x = node.args[_CONVOLUTIONS[node.target] - 2]
     return int(x.meta["val"].shape[1])  # type: ignore[union-attr]
 
 
