@@ -105,7 +105,6 @@ def worker(rank):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
-@pytest.mark.every(2)
 @pytest.mark.parametrize("count", [2, 4])
 def test_data_parallel_training_on_processes(count):
     run_file(__file__, str(count))

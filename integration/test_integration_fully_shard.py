@@ -220,7 +220,6 @@ PROGRAMS = {
 EXHAUSTIVE = list(PROGRAMS)[2:]
 
 
-@pytest.mark.every(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs gloo")
 @pytest.mark.parametrize(
     "program",
