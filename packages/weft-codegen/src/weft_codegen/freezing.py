@@ -19,7 +19,7 @@ from weft_core.graph_copy import copy_nodes
 
 from weft_codegen.folding import fold_affine, pack_weights
 from weft_codegen.layout import laid_out
-from weft_codegen.loops.lower.fxnodes import is_pure
+from weft_codegen.loops.lower.fxnodes import is_pure, is_view
 
 Run = Callable[..., Any]
 _Held = tuple[int, weakref.ref[torch.Tensor], int | None]
@@ -136,14 +136,9 @@ def _behind_computed(graph: fx.Graph, constants: set[fx.Node]) -> set[fx.Node]:
         if node in constants:
             used = [roots[one] for one in node.all_input_nodes]
             roots[node] = set().union(*used) if used else {node}
-            if node.op == "call_function" and not _is_view(node):
+            if node.op == "call_function" and not is_view(node.target):
                 computed |= roots[node]
     return {node for node, found in roots.items() if found <= computed}
-
-
-def _is_view(node: fx.Node) -> bool:
-    returns = node.target._schema.returns  # type: ignore[union-attr]
-    return any(one.alias_info is not None for one in returns)
 
 
 def _is_static(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -89,18 +90,15 @@ def _forbids(node: fx.Node) -> bool:
     if schema is not None and schema.is_mutable and not _writes_an_input(node):
         return True
     operands = _operands(node)
-    # Those kernels of cuDNN are slower in channels-last memory.
-    return bool(operands) and _is_cuda(operands[-1]) and 1 < operands[-1].shape[1] < _inner(node)
+    if not operands or not _is_cuda(operands[-1]):
+        return False
+    groups: Any = node.args[len(operands) + 6]
+    # cuDNN's kernels for groups of several channels are slower in channels-last memory.
+    return bool(groups > 1 and operands[-1].shape[1] > 1)
 
 
 def _is_cuda(fake: torch.Tensor) -> bool:
     return fake.device.type == "cuda"
-
-
-def _inner(node: fx.Node) -> int:
-    """The channels that a convolution reads."""
-    x = node.args[_CONVOLUTIONS[node.target] - 2]
-    return int(x.meta["val"].shape[1])  # type: ignore[union-attr]
 
 
 def _writes_an_input(node: fx.Node) -> bool:
@@ -177,14 +175,10 @@ def is_plain_convolution(node: fx.Node) -> bool:
 
 def _is_blind(node: fx.Node) -> bool:
     """Whether the results of `node` do not depend on how its arguments lie in memory."""
-    if node.op != "call_function" or _writes_an_input(node) or _is_getitem(node):
+    if node.op != "call_function" or _writes_an_input(node) or node.target is operator.getitem:
         return node.op != "output"
     known = getattr(node.target, "namespace", "") in ("aten", "prims") and not has_effect(node)
     return known and getattr(node.target, "_opname", "") not in _READS_MEMORY
-
-
-def _is_getitem(node: fx.Node) -> bool:
-    return getattr(node.target, "__module__", "") == "_operator"
 
 
 def _is_reshape(node: fx.Node) -> bool:

@@ -82,7 +82,7 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     targets = _classes(tx, classes, "__instancecheck__")
     plain: list[type] = []
     for target in targets:
-        check = _check_of(target, "__instancecheck__")
+        check = _check_of(target)
         if check is None or value.python_type() is target:
             plain.append(target)
         elif _is_plain_instance(tx, value, tuple(plain)) or _asked(tx, check, target, value):
@@ -92,9 +92,9 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     return constant(_is_plain_instance(tx, value, tuple(plain)))
 
 
-def _check_of(target: type, name: str) -> Any:
-    """Return the method in Python that answers for a class, if its metaclass has one."""
-    hook = lookup(type(target), name)
+def _check_of(target: type) -> Any:
+    """Return the `__instancecheck__` in Python of a class's metaclass, if it has one."""
+    hook = lookup(type(target), "__instancecheck__")
     traced = hook is not None and (is_user_code(hook) or hook[0].__module__ == "typing")
     return hook[1] if hook is not None and traced and is_python_code(hook[1]) else None
 
@@ -181,10 +181,9 @@ def _classes(tx: Tracer, classes: Value, name: str) -> tuple[type, ...]:
         raise Break("constant-required", f"isinstance with {classes.describe()}") from None
     union = type(class_info).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
     candidates = getattr(class_info, "__args__", class_info) if union else (class_info,)
-    hooks = [lookup(type(candidate), name) for candidate in candidates]
-    look = any(hook is not None and hook[0].__module__ in _LOOKING for hook in hooks)
-    if name == "__instancecheck__":
-        hooks = [lookup(type(candidate), "__subclasscheck__") for candidate in candidates]
+    checks = [lookup(type(candidate), name) for candidate in candidates]
+    look = any(check is not None and check[0].__module__ in _LOOKING for check in checks)
+    hooks = [lookup(type(candidate), "__subclasscheck__") for candidate in candidates]
     hooks += [lookup(c, "__subclasshook__") for c in candidates if isinstance(c, type)]
     look |= not all(isinstance(candidate, type) for candidate in candidates)
     if look or any(hook is not None and _runs_code(hook) for hook in hooks):
