@@ -5,7 +5,9 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from aot_helpers import Graphs, function_graph
+from torch._decomp import get_decompositions
 from weft_aot import aot_compile
 
 
@@ -230,6 +232,36 @@ def test_gradients_that_are_zero_for_all_tangents(program):
         ]
         assert [g is None for g in grads[0]] == [g is None for g in grads[1]], place
         assert all(a is None or (a == b).all() for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("missing", [0, 1, None])
+def test_zeros_times_infinity_belong_to_the_result_they_come_from(missing):
+    def program(x):
+        y = -x
+        return (-(0.3**y)).sgn(), y * 2
+
+    x = torch.tensor([1.0, 300.0, 0.0], requires_grad=True)
+    found = aot_compile(function_graph(program, 1), [x], fw_compiler=lambda gm, _: gm)(x)
+    grads = [
+        torch.autograd.grad([r.sum() for k, r in enumerate(rows) if k != missing], x)[0]
+        for rows in (found, program(x))
+    ]
+    torch.testing.assert_close(*grads, equal_nan=True)
+
+
+def test_a_gradient_of_nothing_belongs_to_the_result_it_comes_from():
+    x, empty = torch.ones(3, requires_grad=True), torch.ones(0, 8, requires_grad=True)
+
+    def program(x, empty):
+        return x.exp(), F.layer_norm(empty, empty.shape), F.linear(empty, empty)
+
+    graph = function_graph(program, 2)
+    table = get_decompositions([torch.ops.aten.native_layer_norm_backward])
+    compiled = aot_compile(graph, [x, empty], fw_compiler=lambda gm, _: gm, decompositions=table)
+    results = compiled(x, empty)
+    for place, reached in enumerate([False, True, True]):
+        (grad,) = torch.autograd.grad(results[place].sum(), empty, allow_unused=True)
+        assert (grad is not None) == reached
 
 
 def test_a_zero_gradient_joins_no_histories():

@@ -600,6 +600,19 @@ def test_a_result_without_history_has_none():
     check(lambda x: [x.detach() * 2], leaf(3))
 
 
+@pytest.mark.parametrize("values", [[0, 2.0, 0, 3], [0, 2, 4], [1, 2, 4], [0, 0], [0], []])
+def test_a_product_with_several_zeros_has_a_gradient_of_zeros(values):
+    """Even where the next gradient is NaN, as that of digamma at 0."""
+    x = torch.tensor(values, dtype=torch.float32, requires_grad=True)
+    for program in (
+        lambda x: (x.prod().digamma(),),
+        lambda x: (torch.prod(x, dtype=torch.float64),),
+    ):
+        compiled = aot_compile(function_graph(program, 1), [x], fw_compiler=Graphs())
+        grads = [torch.autograd.grad(f(x)[0] * torch.inf, x)[0] for f in (compiled, program)]
+        torch.testing.assert_close(*grads, equal_nan=True)
+
+
 def test_gradients_in_a_block_under_no_grad():
     def program(x, w):
         outside = x * w

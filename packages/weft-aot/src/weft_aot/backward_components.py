@@ -82,9 +82,13 @@ def _extract(
 ) -> BackwardComponent:
     """One part with a backward graph of its own.
 
-    A term that depends on no tangent, as zeros times an infinity, goes to the first part.
+    A term that depends on no tangent goes to the first part that has others beside it.
     """
-    terms = [[term for term in found if (behind[term] or 1) & part] for found in sums.terms]
+    firsts = [union(map(behind.__getitem__, found)) or 1 for found in sums.terms]
+    terms = [
+        [term for term in found if (behind[term] or first & -first) & part]
+        for found, first in zip(sums.terms, firsts, strict=True)
+    ]
     needed = ancestors(term for found in terms for term in found)
     given = cut.backward.graph.find_nodes(op="placeholder")
     copied = [saved.source.kind == "copy" for saved in cut.saved]

@@ -26,7 +26,7 @@ from weft_core.fake import mode_for, to_fake
 from weft_core.tracing import AtenTracer, Decompositions, write_back
 
 from weft_aot.cleanup import clean
-from weft_aot.constant_gradients import tie_constants
+from weft_aot.constant_gradients import follow_zeros, tie_constants
 from weft_aot.inputs import (
     InputsReshaped,
     TracedInput,
@@ -272,6 +272,7 @@ class _JointTrace:
         # The engine does not restore the forward's autocast in the backward; neither do we.
         outputs = [self.values.programs[k] for k in tangents]
         leaves = [self.inputs[i].leaf for i in wanted]
+        follow_zeros(self.tracer, outputs, seeds)
         try:
             with torch._C._DisableAutocast():
                 grads = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)

@@ -113,6 +113,19 @@ def reached(
     return [found.get(tensor.grad_fn, 0) for tensor in tensors]
 
 
+def leading(tensors: Sequence[torch.Tensor]) -> dict[Any, Bits]:
+    """For each autograd node those of `tensors` that lead to it."""
+    order = [*history(tensor.grad_fn for tensor in tensors)]
+    found = dict.fromkeys(order, 0)
+    for k, tensor in enumerate(tensors):
+        found[tensor.grad_fn] |= 1 << k
+    for node in reversed(order):
+        for after, _ in node.next_functions:
+            if after is not None:
+                found[after] |= found[node]
+    return found
+
+
 def depending(nodes: Iterable[fx.Node], starts: Iterable[fx.Node]) -> dict[fx.Node, Bits]:
     """Those of `starts` that each of `nodes`, in order, depends on."""
     found = {node: 1 << k for k, node in enumerate(starts)}

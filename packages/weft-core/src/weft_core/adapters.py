@@ -31,8 +31,8 @@ class AdapterMode(TorchFunctionMode):
     in one place; it adds differences to what an `expand` that repeats nothing shows. `rrelu` draws
     random numbers in training only. The gradient of what `x[mask] = value` sets everywhere would
     ask how many places these are. That of a power asks whether the exponent is zero, which no
-    symbolic number answers there. A write in place, or to `out`, makes a tensor of it that is laid
-    out as the operation has it.
+    symbolic number answers there. That of a product with several zeros is zero, even times NaN. A write in
+    place, or to `out`, makes a tensor of it that is laid out as the operation has it.
     """
 
     def __init__(self) -> None:
@@ -293,6 +293,13 @@ def _power(x: Any, exponent: Any, **rest: Any) -> Any:
     return torch.pow(x, torch.scalar_tensor(exponent, dtype=torch.float64))
 
 
+def _product(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if dim is not None or not isinstance(x, torch.Tensor) or not x.requires_grad:
+        return None
+    x = x.to(x.dtype if dtype is None else dtype)
+    return torch.where((x == 0).sum() > 1, x.detach(), x).prod()
+
+
 def _max_pool1d(
     input: Any,
     kernel_size: Any,
@@ -367,6 +374,8 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.pow: _power,
     torch.Tensor.pow: _power,
     torch.Tensor.__pow__: _power,
+    torch.prod: _product,
+    torch.Tensor.prod: _product,
     torch.max_pool1d: _max_pool1d,
     F.max_pool1d: _max_pool1d,
     torch.rrelu: _rrelu,

@@ -69,6 +69,8 @@ class AtenRecorder(TorchDispatchMode):
     Args:
         decompositions: op overload -> Python function of the same arguments, applied recursively.
         fake_mode: mode of the tensors that are traced; real tensors met become constants.
+
+    `tie(zeros, node)` gives what stands for zeros that an autograd node makes of nothing.
     """
 
     def __init__(self, decompositions: Decompositions, fake_mode: FakeTensorMode) -> None:
@@ -83,6 +85,7 @@ class AtenRecorder(TorchDispatchMode):
         self._alive: list[Any] = []
         self._handlers: dict[Any, Callable[..., Any]] = {}
         self._zeros: set[int] = set()
+        self.tie: Callable[[torch.Tensor, Any], torch.Tensor] = lambda zeros, node: zeros
         self._sources: list[tuple[int, fx.Node]] = []
         self._source: fx.Node | None = None
         self._end = 0  # of the forward, as a number of autograd's sequence
@@ -286,7 +289,9 @@ class AtenRecorder(TorchDispatchMode):
             return torch.scalar_tensor(args[0].conjugate(), dtype=torch.complex128)
 
     def _record_zeros(self, _: Any, args: Any, kwargs: Any) -> Any:
-        out = self.__torch_dispatch__(aten.zeros.default, (), args, kwargs)  # which have memory
+        with self:
+            zeros = torch.zeros(*args, **kwargs)  # which have memory
+            out = self.tie(zeros, torch._C._current_autograd_node())
         self._zeros.add(id(out))
         return out
 
