@@ -43,3 +43,6 @@ INCONSISTENT = re.compile(
 # The same whatever the values are: divisors below 1.2e-38 are zero in vector code, and exponents
 # beyond 2**24 are even.
 UNDECIDED = re.compile(r"(fmod|remainder| %).*1e-40|\*\* \(?-?(1e10|1e39|2\*\*|16777217)")
+
+# Of several writes to one place any may win, says torch; eager goes through memory.
+UNORDERED = re.compile(r"\.(index_put|put)_?\((?!.*accumulate)")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .inputs import LAYOUTS, Makers
-from .operator_table import INCONSISTENT, TABLES, UNDECIDED
+from .operator_table import INCONSISTENT, TABLES, UNDECIDED, UNORDERED
 from .outcomes import observe
 from .program import Program
 from .runner import arguments, namespace
@@ -247,6 +247,8 @@ def _statement(draft: Draft, pool: list[str]) -> bool:
             continue
         if INCONSISTENT.search(filled) and not _moderate(filled, draft):
             continue
+        if UNORDERED.search(filled) and not _in_order(filled, draft):
+            continue
         name = draft.new_name()
         writes = "{w}" in template
         line = filled if writes else f"{name} = {filled}"
@@ -293,6 +295,11 @@ def _moderate(text: str, draft: Draft) -> bool:
     named = _named(text, draft)
     floats = [value.detach().abs() for value in named if value.dtype.is_floating_point]
     return all(bool((value < 1e4).all()) for value in floats)
+
+
+def _in_order(text: str, draft: Draft) -> bool:
+    """Whether all goes through the values that a statement names row by row."""
+    return all(value.dim() < 2 or value.is_contiguous() for value in _named(text, draft))
 
 
 def _executed(line: str, values: dict[str, Any]) -> dict[str, Any]:

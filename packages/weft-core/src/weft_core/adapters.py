@@ -31,8 +31,8 @@ class AdapterMode(TorchFunctionMode):
     in one place; it adds differences to what an `expand` that repeats nothing shows. `rrelu` draws
     random numbers in training only. The gradient of what `x[mask] = value` sets everywhere would
     ask how many places these are. That of a power asks whether the exponent is zero, which no
-    symbolic number answers there. That of a product with several zeros is zero, even times NaN. A write in
-    place, or to `out`, makes a tensor of it that is laid out as the operation has it.
+    symbolic number answers there. That of a product with several zeros is zero, even times NaN. A
+    write in place, or to `out`, makes a tensor of it that is laid out as the operation has it.
     """
 
     def __init__(self) -> None:
