@@ -272,26 +272,3 @@ def test_asynchronous_generator_agrees_with_eager(function, steps):
     for run, made_by in [(steps_through, optimised), (run, function)] * 2:
         assert same(asyncio.run(run(made_by, steps, [])), wanted)
         assert [SEEN.pop() for _ in SEEN.copy()] == names
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True])
-def test_what_its_hook_does_not_close_is_let_go_of(compiled):
-    async def rows(x, seen):
-        held = functools.partial(seen.append, "closed")
-        seen.append(weakref.ref(held))
-        try:
-            yield x + 1
-        finally:
-            held()
-
-    before, seen = sys.get_asyncgen_hooks(), []
-    sys.set_asyncgen_hooks(None, lambda one: seen.append(one.__name__))
-    try:
-        with pytest.raises(StopIteration):
-            (capture(rows, eager_backend) if compiled else rows)(X, seen).__anext__().send(None)
-    finally:
-        sys.set_asyncgen_hooks(*before)
-    gc.collect()
-    assert seen[0]() is None
-    assert seen[1:] == ["rows"]

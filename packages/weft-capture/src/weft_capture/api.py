@@ -38,7 +38,7 @@ from weft_capture.decorators import is_compiling
 from weft_capture.output.capture_cache import CaptureCache
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.policy import selection, stance
-from weft_capture.policy.coroutine_entry import SUSPENDING, driven, in_pieces
+from weft_capture.policy.coroutine_entry import SUSPENDING, driven
 from weft_capture.policy.rank_agreement import agreed, set_lookup
 from weft_capture.policy.reports import (
     CodeLog,
@@ -363,7 +363,7 @@ def capture(
     """
     request = CaptureRequest(backend, fullgraph, rules, first_backend, marks_modules)
     framed = selection.framed(function)
-    function = in_pieces(framed)
+    function = framed
     state = Capture(request) if share is None else _shared(function.__code__, share, request)
     state.asked = weakref.ref(function.__code__)
 

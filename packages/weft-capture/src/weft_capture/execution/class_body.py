@@ -409,7 +409,7 @@ def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
 # ---- descriptors and functions that make or change classes
 
 
-@rule_of_each(property, staticmethod, classmethod)
+@rule_of_each(property, staticmethod, classmethod, functools.cached_property)
 def _descriptor(descriptor_class: type, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     names = ("fget", "fset", "fdel", "doc")
     if kwargs:

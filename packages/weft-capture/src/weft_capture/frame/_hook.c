@@ -383,13 +383,6 @@ has_dict(PyObject *Py_UNUSED(self), PyObject *obj)
     return PyBool_FromLong(slot && *slot);
 }
 
-static PyObject *
-drop_unclosed(PyObject *Py_UNUSED(self), PyObject *generator)
-{
-    _PyGC_SET_FINALIZED(generator);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
      "run(on_miss, func, *args, **kwargs): call func with the hook on; with on_miss None, off."},
@@ -404,7 +397,6 @@ static PyMethodDef methods[] = {
     {"tail_call", (PyCFunction)(void (*)(void))tail_call, METH_FASTCALL,
      "tail_call(func, *args): what a replacement returns to end with func(*args)."},
     {"has_dict", has_dict, METH_O, "has_dict(obj): whether obj has a dict, without making one."},
-    {"drop_unclosed", drop_unclosed, METH_O, "drop_unclosed(generator): do not close it then."},
     {"enter", enter, METH_O, "enter([func, *args]): call func; the list is emptied."},
     {NULL, NULL, 0, NULL},
 };

@@ -30,7 +30,7 @@ from weft_capture.model.constant import (
 )
 from weft_capture.model.containers import ListValue, SetValue
 from weft_capture.model.dicts import DictValue
-from weft_capture.model.exceptions import ExceptionValue, checked_exception, class_by_number
+from weft_capture.model.exceptions import ExceptionValue, class_by_number
 from weft_capture.model.functions import BoundMethod, ObjectConstant, parametrised
 from weft_capture.model.iterators import DequeValue
 from weft_capture.model.objects import OBJECT_METHODS, ModuleValue, UserObject
@@ -79,10 +79,11 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
     if issubclass(real_class, BaseException):
         new = attributes.lookup(real_class, "__new__")
         numbered = issubclass(real_class, OSError) and len(args) > 1
-        if new is not None and isinstance(new[1], staticmethod) and not numbered:
+        in_python = new is not None and isinstance(new[1], staticmethod) and not numbered
+        if in_python or issubclass(real_class, BaseExceptionGroup):
             raise Break("object-creation", f"making a {real_class.__qualname__}")
         real_class = class_by_number(real_class, args) if numbered else real_class
-        instance: Value = checked_exception(tx, real_class, args)
+        instance: Value = ExceptionValue(real_class, list(args))
     elif table.is_pure(real_class):
         plainly = functools.partial(fold, tx, real_class)
         return tx.overrides.evaluate(real_class, args, kwargs, plainly)

@@ -1,7 +1,6 @@
 """Generators and coroutines of the program: frames that run up to the next yield.
 
-Asynchronous generators yield both to the program, `Wrapped`, and to the event loop where they
-await. A started generator that is live after a graph break becomes a real one, whose code begins at
+A started generator that is live after a graph break becomes a real one, whose code begins at
 the current yield (`bytecode.make_resume`).
 """
 
@@ -12,9 +11,8 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft_guards.sources import CallSource
 
@@ -53,7 +51,6 @@ class GeneratorValue(IteratorValue):
     kwargs: Kwargs
     started: bool = False
     running: bool = False
-    stepped: bool = False  # by an `AsyncStep` that is being awaited
     failed: bool = False  # a polyfill whose original goes on after an error
     resumes: Sequence[Value] = ()  # what the original asks again after the end
     returned: Value | None = None
@@ -120,7 +117,7 @@ class GeneratorValue(IteratorValue):
         ends = issubclass(error.python_type(), GeneratorExit)
         name = "close" if ends else "throw"
         try:
-            if isinstance(inner, GeneratorValue | AsyncStep) and not ends:
+            if isinstance(inner, GeneratorValue) and not ends:
                 item = inner.throw(tx, error)
                 if item is not None:
                     self.running = False
@@ -200,7 +197,7 @@ class GeneratorValue(IteratorValue):
             return
         noticed = self.type_name == "coroutine" and not self.started
         if self.started and frame.decoded.unwinds(frame.instr):
-            noticed = self.type_name == ASYNC or not self._ends_silently(tx)
+            noticed = not self._ends_silently(tx)
         if noticed:
             detail = f"a {self.type_name} that has not ended is dropped"
             raise Break("generator", detail, tx.steps.restart_step_of(self))
@@ -242,8 +239,7 @@ class GeneratorValue(IteratorValue):
         state = [*frame.stack, NONE]  # the value sent to the current yield
         present = [value is not NULL for value in state]
         keep = out.kept(frame.locals)
-        at = frame.ip - 1 - (self.type_name == ASYNC)  # the yield, or the wrapping of its item
-        resume = make_resume(frame.decoded, at, present, tuple(frame.locals), keep)
+        resume = make_resume(frame.decoded, frame.ip - 1, present, tuple(frame.locals), keep)
         variables = {cell: value.contents for cell, value in frame.cells.items()} | frame.locals
         arguments: list[Any] = [
             state[a] if isinstance(a, int) else variables[a] for a in resume.args
@@ -259,7 +255,7 @@ class GeneratorValue(IteratorValue):
             return "may have had another name"
         if frame is None or not self.started:
             return ""
-        if self.running or self.stepped or frame.exception is not None:
+        if self.running or frame.exception is not None:
             return "runs or handles an exception"
         owners = [value.owner for value in frame.stack if isinstance(value, MethodOf)]
         if any(isinstance(owner, AutocastContext) and owner.real is not None for owner in owners):
@@ -275,96 +271,13 @@ def _is_user_code(iterator: Value) -> bool:
     return isinstance(iterator, UserObject | Iterated) or any(map(_is_user_code, inner))
 
 
-@dataclass(eq=False)
-class Wrapped(Value):
-    """An item that an asynchronous generator yields to the program."""
-
-    value: Value
-
-
-@dataclass(eq=False)
-class AsyncStep(IteratorValue):
-    """The awaitable of `asend`, `__anext__`, `athrow` or `aclose` of an asynchronous generator."""
-
-    changing: ClassVar[tuple[str, ...]] = ("state", "returned")
-
-    owner: GeneratorValue
-    name: str
-    args: tuple[Value, ...]
-    sent: Value
-    state: str = "new"
-    returned: Value | None = None
-    created_by: Any = None
-
-    def __post_init__(self) -> None:
-        self.is_library_code = self.owner.is_library_code
-        self.sends = self.name in ("__anext__", "asend")
-        self.cls = type(_STEPS[self.sends])
-
-    def tp_iternext(self, tx: Tracer) -> Value | None:
-        return self.send(tx, NONE)
-
-    def send(self, tx: Tracer, value: Value) -> Value | None:
-        """Run until the generator waits; None when the step is done."""
-        owner = self.owner
-        if self.state == "running":
-            return self._run(tx, owner.send, value)
-        if self.state == "done" or owner.stepped or not (self.sends or value is NONE):
-            detail = f"{self.name} that was awaited before, or while the generator runs"
-            raise Break("generator", detail)
-        if self.sends:
-            return self._run(tx, owner.send, self.sent if value is NONE else value)
-        if owner.frame is not None:
-            return self._run(tx, owner.throw, self.sent)
-        tx.journal.touch(self)
-        self.state = "done"
-        return None
-
-    def throw(self, tx: Tracer, error: Value) -> Value | None:
-        """Raise `error` where the generator waits."""
-        if self.state != "running":
-            raise Break("generator", f"throw into {self.name} that is not waiting")
-        return self._run(tx, self.owner.throw, error)
-
-    def _run(self, tx: Tracer, step: Callable[..., Value | None], sent: Value) -> Value | None:
-        owner, closes = self.owner, self.name == "aclose"
-        tx.journal.touch(self)
-        tx.journal.touch(owner)
-        self.state, owner.stepped = "running", True
-        try:
-            item = step(tx, sent)
-            if item is None:
-                raise Raised(chain(tx, ExceptionValue(StopAsyncIteration, [])))
-        except Raised as raised:
-            self.state, owner.stepped = "done", False
-            if closes and issubclass(raised.value.python_type(), _ENDS):
-                return None
-            raise
-        if not isinstance(item, Wrapped):
-            return item
-        if closes:
-            raise Break("generator", "an asynchronous generator that ignores GeneratorExit")
-        self.state, owner.stepped, self.returned = "done", False, item.value
-        return None
-
-    def check(self, tx: Tracer, out: Output) -> None:
-        """Break at its creation if the interpreter would warn that it was never awaited."""
-        if self.state == "new" and self not in out.rebuilt():
-            raise Break(
-                "generator", f"{self.name} is never awaited", tx.steps.restart_step_of(self)
-            )
-
-    def reconstruct(self, out: Output) -> None:
-        if self.state != "new":
-            raise Break("generator", f"{self.name} that has started is needed")
-        out.call(getattr(types.AsyncGeneratorType, self.name), [self.owner, *self.args])
-
-
 def make_generator(
     frame: Frame, function: FunctionValue, args: list[Value], kwargs: Kwargs
 ) -> GeneratorValue:
     """Return the generator or coroutine of a call; `frame` is its frame."""
     tx = frame.tx
+    if frame.decoded.flags & inspect.CO_ASYNC_GENERATOR:
+        raise Break("async", "an asynchronous generator")
     generator = GeneratorValue(frame, function, args, kwargs)
     if generator.type_name == "coroutine":
         if sys.get_coroutine_origin_tracking_depth():
@@ -381,10 +294,7 @@ def resumed_generator(
     """Return a generator or coroutine of `code` that has ended, or has run to its first yield."""
     generator: Any = types.FunctionType(code, global_dict, name, None, cells or None)(*state)
     generator.__name__, generator.__qualname__ = name, qualname
-    if isinstance(generator, types.AsyncGeneratorType):
-        with suppress(StopIteration):
-            (generator.aclose() if ended else generator.asend(None)).send(None)
-    elif ended:
+    if ended:
         generator.close()
     else:
         generator.send(None)
@@ -399,21 +309,8 @@ async def _coroutine() -> None:
     pass
 
 
-async def _asynchronous() -> Any:
-    yield
-
-
 TEE: type = type(itertools.tee(())[0])
 CALLS: type = type(iter(int, 1))
 _INNER = (reversed, TEE)  # whose constructor takes fewer arguments
-ASYNC = generator_type_name(inspect.CO_ASYNC_GENERATOR)
-_ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine, ASYNC: _asynchronous}
-_TYPES = {
-    "generator": types.GeneratorType,
-    "coroutine": types.CoroutineType,
-    ASYNC: types.AsyncGeneratorType,
-}
-_ENDS = (StopAsyncIteration, GeneratorExit)
-_STEPS = [_asynchronous().aclose(), _asynchronous().asend(None)]
-for _one in _STEPS:
-    _one.close()
+_ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine}
+_TYPES = {"generator": types.GeneratorType, "coroutine": types.CoroutineType}

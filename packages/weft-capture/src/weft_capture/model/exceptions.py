@@ -19,7 +19,7 @@ from weft_guards.sources import CallSource, ItemSource, Source
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.model import attributes
 from weft_capture.model.constant import FALSE, NONE, TRUE, class_value, constant
-from weft_capture.model.containers import ListValue, TupleValue
+from weft_capture.model.containers import TupleValue
 from weft_capture.model.dicts import LazyValue
 from weft_capture.model.protocol import (
     Frame,
@@ -72,13 +72,11 @@ class ExceptionValue(InstanceValue):
         cls: its class.
         args: its `args`.
         source: where it comes from, for one that existed before the frame.
-        origin: for a part of an exception group, the group that was split.
     """
 
     cls: type
     args: list[Value]
     source: Source | None = None
-    origin: ExceptionValue | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
     raised: bool = False
     stated_in: Frame | None = None  # the frame where capture raised it
@@ -273,17 +271,14 @@ def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
 
 def generator_type_name(flags: int) -> str:
     """Return the interpreter's name of the object that code with these flags creates."""
-    asynchronous = "async generator" if flags & inspect.CO_ASYNC_GENERATOR else "generator"
-    return "coroutine" if flags & inspect.CO_COROUTINE else asynchronous
+    return "coroutine" if flags & inspect.CO_COROUTINE else "generator"
 
 
 def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
     """Convert an exception that leaves the body of a generator (PEP 479)."""
-    stops = (StopIteration, StopAsyncIteration)[: 1 + bool(flags & inspect.CO_ASYNC_GENERATOR)]
-    stop_class = next((cls for cls in stops if issubclass(stop.python_type(), cls)), None)
-    if stop_class is None:
+    if not issubclass(stop.python_type(), StopIteration):
         return stop
-    text = constant(f"{generator_type_name(flags)} raised {stop_class.__name__}")
+    text = constant(f"{generator_type_name(flags)} raised StopIteration")
     error = ExceptionValue(RuntimeError, [text])
     chain(tx, error)
     error.tp_setattro(tx, "__cause__", stop)
@@ -368,133 +363,3 @@ def _repr(tx: Tracer, self: ExceptionValue) -> Value:
     one = len(self.args) == 1
     text = tx.builtin(repr, self.args[0] if one else tx.tuple_of(self.args)).as_constant()
     return constant(self.cls.__name__ + (f"({text})" if one else text))
-
-
-# ---- except*: splitting exception groups, and joining the parts to raise
-#
-# Follows `exception_group_match` and `_PyExc_PrepReraiseStar` of CPython. A part has the group that
-# it was split from (`origin`), which distinguishes reraised parts from new errors.
-
-Classes = tuple[type, ...]
-
-
-def make_group(message: Value, members: list[Value]) -> ExceptionValue:
-    """Return a new group; an ExceptionGroup when all parts are Exceptions."""
-    plain = all(issubclass(member.python_type(), Exception) for member in members)
-    return ExceptionValue(
-        ExceptionGroup if plain else BaseExceptionGroup, [message, ListValue(members)]
-    )
-
-
-def checked_exception(tx: Tracer, cls: type, args: list[Value]) -> ExceptionValue:
-    """Return a new exception; a Break for a group whose class may refuse the arguments."""
-    if not issubclass(cls, BaseExceptionGroup):
-        return ExceptionValue(cls, list(args))
-    message, sequence = args if len(args) == 2 else (NONE, NONE)
-    listed = type(sequence) in (ListValue, TupleValue)
-    members = [*map(tx.force, sequence.unpack(tx))] if listed else []
-    all_values = members and all(isinstance(member, ExceptionValue) for member in members)
-    plain = all(issubclass(member.python_type(), Exception) for member in members)
-    if not all_values or message.python_type() is not str or plain < issubclass(cls, Exception):
-        raise Break("object-creation", f"making a {cls.__qualname__}")
-    cls = ExceptionGroup if plain and cls is BaseExceptionGroup else cls
-    return ExceptionValue(cls, [message, type(sequence)(members)])  # type: ignore[call-arg]
-
-
-def _parts(group: ExceptionValue) -> list[Value]:
-    if group.cls not in (ExceptionGroup, BaseExceptionGroup):
-        raise Break("exception-state", f"splitting a {group.cls.__name__}")
-    return list(group.args[1].items)  # type: ignore[attr-defined]
-
-
-def _derive(group: ExceptionValue, members: list[Value]) -> Value:
-    if not members:
-        return NONE
-    derived = make_group(group.args[0], members)
-    derived.attributes = {**group.attributes, "__suppress_context__": TRUE}  # PyException_SetCause
-    if (notes := derived.attributes.get("__notes__")) is not None:
-        derived.attributes["__notes__"] = ListValue(list(notes.items))  # type: ignore[attr-defined]
-    derived.origin, derived.raised = group.origin or group, group.raised
-    return derived
-
-
-def split(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
-    """Return the parts of an exception that match and that do not; None for an empty part."""
-    if issubclass(error.python_type(), classes):
-        return error, NONE
-    if not isinstance(error, ExceptionValue) or not issubclass(error.cls, BaseExceptionGroup):
-        return NONE, error
-    pairs = [split(tx, member, classes) for member in _parts(error)]
-    matched = [match for match, _ in pairs if match is not NONE]
-    unmatched = [rest for _, rest in pairs if rest is not NONE]
-    return _derive(error, matched), _derive(error, unmatched)
-
-
-def match_group(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
-    """Return (the matching part of an exception for an except* clause, the rest)."""
-    if error is NONE:
-        return NONE, NONE
-    if any(issubclass(cls, BaseExceptionGroup) for cls in classes):
-        text = "catching ExceptionGroup with except* is not allowed. Use except instead."
-        tx.raise_(TypeError, text)
-    matched, rest = split(tx, error, classes)
-    is_group = issubclass(error.python_type(), BaseExceptionGroup)
-    if matched is not NONE and not is_group:
-        wrapped = make_group(constant(""), [matched])
-        wrapped.raised = True
-        return wrapped, NONE
-    return matched, rest
-
-
-def rest_to_raise(tx: Tracer, original: Value, raised: list[Value]) -> Value:
-    """Return the exception that the try statement raises at its end, or None."""
-    errors = [error for error in raised if error is not NONE]
-    if not errors:
-        return NONE
-    assert isinstance(original, ExceptionValue)
-    if not issubclass(original.cls, BaseExceptionGroup):
-        return errors[0]
-    reraised = {
-        id(leaf) for error in errors if _is_part(error, original) for leaf in _leaves(error)
-    }
-    fresh = [error for error in errors if not _is_part(error, original)]
-    kept = _project(original, reraised)
-    if not fresh:
-        return kept
-    return make_group(constant(""), [*fresh, *([kept] if kept is not NONE else [])])
-
-
-def _is_part(error: Value, original: ExceptionValue) -> bool:
-    return error is original or (
-        isinstance(error, ExceptionValue) and error.origin is (original.origin or original)
-    )
-
-
-def _leaves(error: Value) -> list[Value]:
-    if isinstance(error, ExceptionValue) and issubclass(error.cls, BaseExceptionGroup):
-        return [leaf for member in _parts(error) for leaf in _leaves(member)]
-    return [error]
-
-
-def _project(error: Value, leaves: set[int]) -> Value:
-    """Return the part of a group that holds these leaves, nested as in the original."""
-    if isinstance(error, ExceptionValue) and issubclass(error.cls, BaseExceptionGroup):
-        members = [_project(member, leaves) for member in _parts(error)]
-        return _derive(error, [member for member in members if member is not NONE])
-    return error if id(error) in leaves else NONE
-
-
-method(ExceptionValue, "split")(
-    lambda tx, self, condition: tx.tuple_of(list(split(tx, self, _condition(tx, condition))))
-)
-method(ExceptionValue, "subgroup")(
-    lambda tx, self, condition: split(tx, self, _condition(tx, condition))[0]
-)
-
-
-def _condition(tx: Tracer, condition: Value) -> Classes:
-    items = condition.unpack(tx) if issubclass(condition.python_type(), tuple) else [condition]
-    classes = tuple(item.as_constant() for item in items)
-    if not all(isinstance(cls, type) for cls in classes):
-        raise Break("exception-state", "splitting an exception group by a function")
-    return classes

@@ -9,7 +9,7 @@ from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
 from weft_capture.effects.runtime_asserts import is_checked
 from weft_capture.functions.classes import ClassValue
-from weft_capture.functions.generators import AsyncStep, GeneratorValue, Wrapped
+from weft_capture.functions.generators import GeneratorValue
 from weft_capture.model.constant import NONE, NULL, Constant, constant
 from weft_capture.model.exceptions import (
     TRACEBACK,
@@ -18,8 +18,6 @@ from weft_capture.model.exceptions import (
     check_outside_handlers,
     generator_error,
     handled,
-    match_group,
-    rest_to_raise,
 )
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Frame, Raised, Tracer, Value
@@ -79,14 +77,11 @@ def _return_value(frame: Frame, instr: Instr) -> None:
 def _return_generator(frame: Frame, instr: Instr) -> None:
     # The generator object stands for the frame from here on; the POP_TOP behind this instruction
     # pops what the first resumption sends.
+    if frame.decoded.flags & inspect.CO_ASYNC_GENERATOR:
+        error = Break("async", "an asynchronous generator")
+        error.eager_frame = frame
+        raise error
     frame.stack.append(NONE)
-
-
-@opcode("ASYNC_GEN_WRAP")
-def _async_gen_wrap(frame: Frame, instr: Instr) -> None:
-    if frame.stepped:
-        raise Break("suspends")
-    frame.stack[-1] = Wrapped(frame.stack[-1])
 
 
 @opcode("YIELD_VALUE")
@@ -124,7 +119,7 @@ def _send(frame: Frame, instr: Instr) -> None:
             raise
         item, result = None, raised.value.tp_getattro(tx, "value")
     except Break:
-        users = isinstance(inner, GeneratorValue | AsyncStep) and not inner.is_library_code
+        users = isinstance(inner, GeneratorValue) and not inner.is_library_code
         if frame.stepped and not users:
             raise Break("suspends") from None
         raise
@@ -169,8 +164,6 @@ def awaitable(frame: Frame, value: Value) -> Value:
         is_coroutine = value.type_name == "coroutine" and not busy
         if is_coroutine or value.flags & inspect.CO_ITERABLE_COROUTINE:
             return value
-    elif isinstance(value, AsyncStep):
-        return value
     elif hasattr(value.python_type(), "__await__"):
         iterator = value.call_method(frame.tx, "__await__", [], {})
         if hasattr(iterator.python_type(), "__next__"):
@@ -275,23 +268,6 @@ def _classes(frame: Frame, matched: Value) -> tuple[type, ...]:
 def _check_exc_match(frame: Frame, instr: Instr) -> None:
     classes = _classes(frame, frame.stack.pop())
     frame.stack.append(constant(issubclass(frame.stack[-1].python_type(), classes)))
-
-
-@opcode("CHECK_EG_MATCH")
-def _check_eg_match(frame: Frame, instr: Instr) -> None:
-    """except*: replace the exception by (what does not match, what does)."""
-    classes = _classes(frame, frame.stack.pop())
-    match, rest = match_group(frame.tx, frame.stack.pop(), classes)
-    frame.stack.extend((rest, match))
-    if match is not NONE:
-        frame.exception = match
-
-
-@opcode("PREP_RERAISE_STAR")
-def _prep_reraise_star(frame: Frame, instr: Instr) -> None:
-    """The end of all except* clauses: what they raised and what none took, as one exception."""
-    raised = frame.stack.pop().unpack(frame.tx)
-    frame.stack.append(rest_to_raise(frame.tx, frame.stack.pop(), raised))
 
 
 @opcode("BEFORE_WITH", "BEFORE_ASYNC_WITH")

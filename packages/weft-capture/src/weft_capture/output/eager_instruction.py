@@ -98,7 +98,7 @@ class RealStep:
         if WITH_CALLS_SPECIAL_METHODS and instr.opname in _ENTERS:
             self._enter(index, *_ENTERS[instr.opname])
             return
-        if instr.opname in ("SEND", "YIELD_VALUE", "ASYNC_GEN_WRAP"):
+        if instr.opname in ("SEND", "YIELD_VALUE"):
             self._suspend(index, instr)
             return
         if instr.target is not None:
@@ -175,8 +175,7 @@ class RealStep:
         """Write a `yield`, or the loop of an `await` or `yield from`."""
         writer, after, stack = self.writer, index + 2, self.below
         if instr.target is None:
-            after += instr.opname == "ASYNC_GEN_WRAP"
-            for position in range(index, after):  # up to RESUME
+            for position in (index, index + 1):  # up to RESUME
                 writer.original(position)
         else:
             loop, done = writer.label(), writer.label()

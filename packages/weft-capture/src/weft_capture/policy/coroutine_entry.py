@@ -3,15 +3,13 @@
 The frame hook replaces the frame of such a function when it begins, and the frame of each piece
 after an `await` or `yield`. A piece is a coroutine or generator itself, which waits and yields
 eagerly and returns the tail call of the next piece. The object that the program holds runs the
-pieces in turn. The pieces of an asynchronous generator are generators, since an asynchronous
-generator cannot return a value; they yield what its frame yields.
+pieces in turn. Asynchronous generators, which cannot return a value, run eagerly.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable, Generator
 from typing import Any, cast
@@ -19,30 +17,12 @@ from typing import Any, cast
 from torch.compiler import is_dynamo_compiling
 
 from weft_capture import frame
-from weft_capture.bytecode import decode
-from weft_capture.frame._hook import drop_unclosed
 from weft_capture.policy.selection import has_tensor_work
 
 _TailCall = type(frame.tail_call(cast(types.FunctionType, inspect.isawaitable)))
-_ASYNC = inspect.CO_ASYNC_GENERATOR
-_KINDS = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE | _ASYNC
+_KINDS = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 SUSPENDING = _KINDS | inspect.CO_COROUTINE
 _SHOWN = ("co_name", "co_qualname", "co_filename", "co_firstlineno")
-
-
-def in_pieces(function: Any) -> Any:
-    """Return the function that creates the first piece in a call of `function`."""
-    plain = getattr(function, "__func__", function)
-    if not plain.__code__.co_flags & _ASYNC:
-        return function
-    derived = decode(plain.__code__).derived
-    if "piece" not in derived:
-        derived["piece"] = _of_kind(plain.__code__, inspect.CO_GENERATOR)
-    result = types.FunctionType(
-        derived["piece"], plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
-    )
-    result.__kwdefaults__, result.__module__ = plain.__kwdefaults__, plain.__module__
-    return result if plain is function else types.MethodType(result, function.__self__)
 
 
 def _of_kind(code: types.CodeType, flags: int) -> types.CodeType:
@@ -51,20 +31,19 @@ def _of_kind(code: types.CodeType, flags: int) -> types.CodeType:
 
 def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[..., Any]:
     """Wrap a function: `begin` creates the first piece, and the hook calls `miss`."""
-    original_code, first = function.__code__, in_pieces(function)
+    original_code = function.__code__
     flags = original_code.co_flags & _KINDS
     code = _of_kind((_generator if flags else _coroutine).__code__, flags)
     names = {
         name: getattr(original_code, name) for name in _SHOWN
     }  # shown by an error before the first step
     made_by: Any = types.FunctionType(code.replace(**names), globals())
-    wrap = _Unclosed if flags & _ASYNC else iter
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():  # torch.compile inlines the function; see `decorators` for weft
             return function(*args, **kwargs)
-        first(*args, **kwargs).close()  # raises for arguments that do not fit
-        result: Any = made_by(wrap(_pieces(begin, miss, args, kwargs)))
+        function(*args, **kwargs).close()  # raises for arguments that do not fit
+        result: Any = made_by(_pieces(begin, miss, args, kwargs))
         result.__name__, result.__qualname__ = function.__name__, function.__qualname__
         return result
 
@@ -77,7 +56,7 @@ def call_in_hook(function: Any, *args: Any, **kwargs: Any) -> Any:
     plain = getattr(function, "__func__", function)
     if miss is None or not has_tensor_work(plain, (*args, *kwargs.values())):
         return function(*args, **kwargs)
-    begin = functools.partial(frame.run, miss, in_pieces(function))
+    begin = functools.partial(frame.run, miss, function)
     return driven(function, begin, miss)(*args, **kwargs)
 
 
@@ -93,10 +72,7 @@ def _generator(pieces: Any) -> Any:
     try:
         return (yield from pieces)
     except BaseException as error:
-        shown = error.__traceback__ = _own_frames(error.__traceback__)
-        asynchronous = sys._getframe().f_code.co_flags & _ASYNC
-        if asynchronous and shown is None and error.args == ("generator raised StopIteration",):
-            error.args = ("async generator raised StopIteration",)  # not the resumed piece
+        error.__traceback__ = _own_frames(error.__traceback__)
         raise
 
 
@@ -127,31 +103,6 @@ def _pieces(
         piece = frame.run(miss, *following)
         following.clear()
         step, inbox = piece.send, [None]
-
-
-class _Unclosed:
-    """The pieces of an asynchronous generator, which its finalizer hook may leave unclosed."""
-
-    def __init__(self, pieces: Any) -> None:
-        self.pieces = pieces
-        self.send, self.close = pieces.send, pieces.close
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
-
-    def throw(self, error_type: Any, value: Any = None, trace: Any = None) -> Any:
-        args = () if value is None else value if isinstance(value, tuple) else (value,)
-        error = error_type(*args) if isinstance(error_type, type) else error_type
-        error = value if isinstance(value, BaseException) else error
-        return self.pieces.throw(error if trace is None else error.with_traceback(trace))
-
-    def __del__(self) -> None:
-        if self.pieces.gi_suspended:
-            for generator in (self.pieces, inspect.getgeneratorlocals(self.pieces)["piece"]):
-                drop_unclosed(generator)
 
 
 def _own_frames(shown: types.TracebackType | None) -> types.TracebackType | None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from weft_guards.sources import CallSource
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.functions.classes import SuperValue
-from weft_capture.functions.generators import CALLS, AsyncStep, GeneratorValue
+from weft_capture.functions.generators import CALLS, GeneratorValue
 from weft_capture.functions.language.type_checks import converted, identical, indexed
 from weft_capture.functions.table import pure, rule, rule_of_each
 from weft_capture.model.attributes import lookup
@@ -44,7 +42,7 @@ from weft_capture.model.iterators import (
     iterated,
 )
 from weft_capture.model.objects import UserObject
-from weft_capture.model.protocol import Raised, Tracer, Value, method, method_of_each
+from weft_capture.model.protocol import Raised, Tracer, Value, method
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.slots import (
     BINARY,
@@ -358,13 +356,6 @@ def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
     return item_or_stop(tx, iterator, None) if default is None else default
 
 
-@rule(anext)
-def _anext(tx: Tracer, iterator: Value, *default: Value) -> Value:
-    if default or not hasattr(iterator.python_type(), "__anext__"):
-        raise Break("unsupported-arguments", "anext with a default, or of no asynchronous iterator")
-    return iterator.call_method(tx, "__anext__", [], {})
-
-
 @rule(enumerate)
 def _enumerate(tx: Tracer, iterable: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
     first = start.as_constant()
@@ -422,43 +413,17 @@ def _exception_to_throw(tx: Tracer, error: Value, *rest: Value) -> Value:
     """Return the exception for `throw`, whose old form is class, value, traceback."""
     value = rest[0] if rest and rest[0] is not NONE else error
     if rest and (THROW_WARNS_OF_CLASSES or value.is_constant()):
-        raise Break("warns", "throw or athrow with several arguments")
+        raise Break("warns", "throw with several arguments")
     return value.tp_call(tx, [], {}) if issubclass(value.python_type(), type) else value
 
 
-for _kind in (GeneratorValue, AsyncStep):
-    method(_kind, "send")(lambda tx, self, value: item_or_stop(tx, self, self.send(tx, value)))
-    method(_kind, "throw")(
-        lambda tx, self, error, *rest: item_or_stop(
-            tx, self, self.throw(tx, _exception_to_throw(tx, error, *rest))
-        )
+method(GeneratorValue, "send")(lambda tx, self, value: item_or_stop(tx, self, self.send(tx, value)))
+method(GeneratorValue, "throw")(
+    lambda tx, self, error, *rest: item_or_stop(
+        tx, self, self.throw(tx, _exception_to_throw(tx, error, *rest))
     )
+)
 method(GeneratorValue, "close")(lambda tx, self: self.close(tx))
-
-
-@method_of_each(GeneratorValue, "__anext__", "asend", "athrow", "aclose")
-def _step(name: str, tx: Tracer, self: GeneratorValue, *args: Value) -> Value:
-    if _is_hooked():
-        raise Break("generator", "hooks of asynchronous generators")
-    tx.guard(CallSource(_is_hooked, ()), "CONST", False)
-    step = AsyncStep(self, name, args, _GIVEN[name](tx, *args))
-    tx.watch(step)
-    return step
-
-
-_GIVEN: dict[str, Callable[..., Value]] = {
-    "__anext__": lambda tx: NONE,
-    "asend": lambda tx, value: value,
-    "athrow": _exception_to_throw,
-    "aclose": lambda tx: ExceptionValue(GeneratorExit, []),
-}
-method(GeneratorValue, "__aiter__")(lambda tx, self: self)
-
-
-def _is_hooked() -> bool:
-    """Say whether asynchronous generator hooks other than asyncio's are set."""
-    hooks = filter(None, sys.get_asyncgen_hooks())
-    return any(getattr(hook, "__module__", "") != "asyncio.base_events" for hook in hooks)
 
 
 method(IteratorValue, "__iter__")(lambda tx, self: self.tp_iter(tx))

@@ -20,7 +20,6 @@ from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import original
-from weft_capture.effects.native_objects import NativeObject
 from weft_capture.functions.language.text import HOLES, text_of
 from weft_capture.functions.table import rule, rule_of_each
 from weft_capture.library_traits import LOG_HANDLER_MODULES
@@ -61,13 +60,6 @@ def _print(
     if not all(isinstance(text.as_constant(), str | None) for text in (sep, end)):
         raise Break("builtin-error", "print with a sep or end that is not a string")
     stream = file if file is not NONE else tx.const_object(sys).tp_getattro(tx, "stdout")
-    if isinstance(stream, NativeObject):
-        strings = [text_of(tx, arg, str) for arg in args]
-        space, newline = (text.as_constant() for text in (sep, end))
-        text = (" " if space is None else space).join(strings)
-        text += "\n" if newline is None else newline
-        stream.call_method(tx, "write", [constant(text)], {})
-        return
     if stream is not NONE:
         _check_stream(tx, stream)
     try:

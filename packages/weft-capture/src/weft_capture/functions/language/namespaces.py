@@ -1,28 +1,22 @@
 """Introspection: getattr and the like, globals, locals, dir, hash, id."""
 
 from __future__ import annotations
-import __future__
 
-import builtins
-import functools
 import gc
 import inspect
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import decode
 from weft_capture.functions.classes import ClassValue
 from weft_capture.functions.table import decline, rule
 from weft_capture.model.constant import (
-    FALSE,
     FRAME_CLASSES,
     NONE,
     NULL,
@@ -37,7 +31,7 @@ from weft_capture.model.dicts import DictValue
 from weft_capture.model.exceptions import TRACEBACK, check_outside_handlers, handled
 from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.model.objects import DELETED, UserObject
-from weft_capture.model.protocol import AT_RUN, Kwargs, Output, Tracer, Value, method
+from weft_capture.model.protocol import AT_RUN, Output, Tracer, Value, method
 from weft_capture.model.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.model.slots import optional_attribute
 from weft_capture.python_compat import FRAME_KEEPS_LOCALS, unhashable
@@ -164,94 +158,30 @@ def _locals(tx: Tracer) -> Value:
     return DictValue([(constant(name), value) for name, value in _variables(tx).items()])
 
 
-_INHERITED = __future__.annotations.compiler_flag | __future__.barry_as_FLUFL.compiler_flag
-
-
-def _code(tx: Tracer, *args: Any, flags: int = 0, inherits: bool = True) -> types.CodeType:
-    assert tx.frame is not None
-    flags |= tx.frame.decoded.flags & _INHERITED if inherits else 0
-    code = real_call(tx, functools.partial(compile, *args), flags=flags, dont_inherit=True)
-    if not isinstance(code, types.CodeType):
-        raise Break("dynamic-code", "compile to a syntax tree")
-    return code
-
-
-@rule(compile)
-def _compile(
-    tx: Tracer, source: Value, filename: Value, mode: Value, flags: Value = FALSE,
-    dont_inherit: Value = FALSE, *more: Value, **options: Value,
-) -> Value:  # fmt: skip
-    if more or options:
-        raise Break("dynamic-code", "compile with further arguments")
-    args = [arg.as_constant() for arg in (source, filename, mode)]
-    inherits = not dont_inherit.nb_bool(tx)
-    return constant(_code(tx, *args, flags=flags.as_constant(), inherits=inherits))
-
-
-class _Names(dict[str, Value]):
-    """The variables of code that runs in a dict of the program's."""
-
-    def __init__(self, tx: Tracer, names: DictValue) -> None:
-        super().__init__()
-        self.tx = tx
-        self.names = names
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.names.get(self.tx, constant(name))
-
-    def __setitem__(self, name: str, value: Value) -> None:
-        self.names.mp_ass_subscript(self.tx, constant(name), value)
-
-    def pop(self, name: str, default: Any = None) -> Any:
-        value = self.get(name)
-        if value is not None:
-            self.names.mp_del_subscript(self.tx, constant(name))
-        return value
-
-
 _SEES_NAMES = frozenset(("globals", "locals", "vars", "dir", "eval", "exec", "_getframe"))
 
 
-def _execute(tx: Tracer, mode: str, source: Value, scopes: Sequence[Value], more: Kwargs) -> Value:
-    """Trace code in the variables of the frame, or in those of one dict."""
-    if more or len(scopes) > 2:
-        raise Break("dynamic-code", f"{mode} with further arguments")
-    names, local_names = (*map(tx.force, scopes), NONE, NONE)[:2]
-    frame, code = tx.frame, source.as_constant()
+@rule(eval)
+def _eval(tx: Tracer, source: Value, *scopes: Value) -> Value:
+    """Trace the text of an expression in the variables of the frame."""
+    frame, text = tx.frame, source.as_constant()
     assert frame is not None
-    if isinstance(code, str):
-        code = _code(tx, code.lstrip(" \t") if mode == "eval" else code, "<string>", mode)
-    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    plain = isinstance(code, types.CodeType) and not code.co_flags & suspends
-    if not plain or code.co_freevars:
-        raise Break("dynamic-code", f"{mode} of an object that is no string or code")
-    ops = {instr.opname for instr in decode(code).instrs}
-    if names is NONE and local_names is NONE:
-        if not ops.isdisjoint(("STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS")):
-            _check_locals_read_once(tx)
-            raise Break("dynamic-code", f"{mode} that assigns variables")
-        global_dict, variables = frame.function.globals, _variables(tx)
-    else:
-        alone = not any(isinstance(const, types.CodeType) for const in code.co_consts)
-        alone = alone and _SEES_NAMES.isdisjoint(code.co_names) and "SETUP_ANNOTATIONS" not in ops
-        alone = alone and not any(op.endswith("_GLOBAL") for op in ops)
-        if type(names) is not DictValue or names.cls is not dict or not alone:
-            raise Break(
-                "dynamic-code",
-                f"{mode} with functions, or with other globals and locals than one dict",
-            )
-        global_dict, variables = {"__builtins__": vars(builtins)}, _Names(tx, names)
-        key, builtins_value = constant("__builtins__"), tx.const_object(vars(builtins))
-        if local_names not in (NONE, names) or names.get(tx, key) not in (None, builtins_value):
-            raise Break("dynamic-code", f"{mode} with custom locals or __builtins__")
-        names.mp_ass_subscript(tx, key, builtins_value)
-    function = types.FunctionType(code, global_dict)
-    result = tx.run_code(function_value(tx, function, ConstSource(function)), variables)
-    return result if mode == "eval" else NONE
+    if scopes or not isinstance(text, str) or ":=" in text:
+        raise Break("dynamic-code", "eval that assigns, of code, or with a dict of variables")
+    code = real_call(tx, compile, text.lstrip(" \t"), "<string>", "eval", dont_inherit=True)
+    function = types.FunctionType(code, frame.function.globals)
+    expression = function_value(tx, function, ConstSource(function))
+    return tx.run_code(expression, _variables(tx))
 
 
-rule(eval)(lambda tx, source, *names, **more: _execute(tx, "eval", source, names, more))
-rule(exec)(lambda tx, source, *names, **more: _execute(tx, "exec", source, names, more))
+@rule(exec)
+def _exec(tx: Tracer, source: Value, *scopes: Value, **more: Value) -> NoReturn:
+    if not scopes:
+        _check_locals_read_once(tx)
+    raise Break("dynamic-code", "exec")
+
+
+decline("dynamic-code", "compile", compile)
 
 
 @rule(dir)

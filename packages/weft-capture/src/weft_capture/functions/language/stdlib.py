@@ -43,8 +43,7 @@ from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.effects.native_objects import FACTORIES, CallLog, NativeObject
-from weft_capture.functions.generators import ASYNC, GeneratorValue
+from weft_capture.functions.generators import GeneratorValue
 from weft_capture.functions.table import code_rule, pure, pure_or_traced, rule, rule_of_each
 from weft_capture.functions.wrap import EXACT
 from weft_capture.model import attributes
@@ -273,13 +272,6 @@ pure(zlib.adler32, zlib.crc32, bytes.fromhex)
 pure_or_traced(json.dumps, json.loads, re.sub, pprint.pformat, typing.get_origin)
 
 
-@rule_of_each(*FACTORIES)
-def _replayed(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
-    first = args[0] if args else NONE
-    log = first.log if isinstance(first, NativeObject) else CallLog()
-    return log.run(tx, factory, list(args), kwargs)
-
-
 @rule(typing.get_type_hints)
 def _type_hints(tx: Tracer, of: Value, *more: Value, **options: Value) -> Value:
     try:
@@ -385,8 +377,6 @@ def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
     tx.guard(CallSource(asyncio._get_running_loop, ()), "CONST", None)
     if coroutine.send(tx, NONE) is not None:
         raise Break("async", "asyncio.run of a coroutine that waits for the event loop")
-    if any(getattr(w, "type_name", "") == ASYNC and w.started and w.frame for w in tx.watched):
-        raise Break("async", "asyncio.run with an unfinished asynchronous generator")
     return coroutine.returned or NONE
 
 
