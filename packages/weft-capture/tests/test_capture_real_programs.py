@@ -5,7 +5,6 @@ import functools
 import importlib.metadata
 import itertools
 import operator
-import pickle
 import textwrap
 import threading
 
@@ -81,18 +80,6 @@ def test_metaclass_calls_a_constructor_that_breaks():
     for x in (torch.ones(2), -torch.ones(2), torch.ones(2)):
         assert same(captured(x), step(x))
     assert {record.code for record in captured._weft_capture.breaks} == {"data-dependent-branch"}
-
-
-@pytest.mark.parametrize("data", [{}, {"a": 1, "b": (1.5, None)}, ("x", b"y", [True])])
-def test_pickle_of_constants(data):
-    check(lambda x, data: (x + 1, pickle.dumps(data)), torch.ones(2), data)
-
-
-def test_pickle_tells_equal_objects_from_one_object():
-    def step(x, word):
-        return x + 1, pickle.dumps([word, "".join(["a", "b"])]), pickle.dumps([word, word])
-
-    check(step, torch.ones(2), "ab", fullgraph=False)
 
 
 class Flags(threading.local):

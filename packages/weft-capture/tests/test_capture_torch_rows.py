@@ -140,11 +140,6 @@ def validated_distribution(x):
     return normal.log_prob(x + 1) + beta.log_prob(x.sigmoid()) + zeros
 
 
-def linearized_dropout(x):
-    out, along = torch.func.linearize(lambda a: torch.rrelu(a, 0.5, 0.5, True), x.detach())
-    return along(torch.ones_like(x)) + out * x
-
-
 def method_of_pybind11(x):
     y = x * 2
     try:
@@ -170,7 +165,7 @@ def backward_with_hooks(x):
 WHOLE = (
     profiled_range, dual_numbers, annotated, stream_of_the_cpu, sparse_made_inside,
     unvalidated_distribution, validated_distribution, inner_gradient,
-    linearized, batched_gradients, jagged,
+    batched_gradients, jagged,
 )  # fmt: skip
 BROKEN = {
     saved_tensors_hooks: "_push_saved_tensors_default_hooks",
@@ -180,7 +175,7 @@ BROKEN = {
     counted: "",
     sparse_from_outside: "torch.sparse_coo",
     masked: "MaskedTensor",
-    linearized_dropout: "torch.func.linearize",
+    linearized: "torch.func.linearize",
     backward_with_hooks: "register_hook",
     method_of_pybind11: "is_backward_compatible_with",
 }

@@ -27,7 +27,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
 from weft_capture.execution.frames import Frame
 from weft_capture.functions.classes import ClassValue
-from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.functions.table import decline, rule, rule_of_each
 from weft_capture.model import attributes
 from weft_capture.model.constant import FRAME_CLASSES, NONE, constant, real_call
 from weft_capture.model.containers import Container, ListValue, SetValue, TupleValue
@@ -177,18 +177,7 @@ class DescriptorValue(Value):
         out.call(self.cls, self.args)
 
 
-class AutoValue(ObjectConstant):
-    """An `enum.auto`, which the class statement replaces by a number."""
-
-    def reconstruct(self, out: Output) -> None:
-        out.call(enum.auto, [])
-
-
-@rule(enum.auto)
-def _auto(tx: Tracer) -> Value:
-    auto = AutoValue(enum.auto())
-    _remember(tx, auto, auto.obj)
-    return auto
+decline("class-definition", "enum.auto", enum.auto)
 
 
 class Placeholder:
@@ -290,7 +279,6 @@ def make_class(
     cells = {key: cell for key in _CELLS if isinstance(cell := namespace.get(key), CellValue)}
     if any(cell.source is not None for cell in cells.values()):
         raise Break("class-definition", "a class whose __class__ is a cell from outside")
-    _check_autos(real_bases, namespace)
     real_namespace = {k: placeholder(tx, v) for k, v in namespace.items() if k not in cells}
     real_namespace |= {key: cell.real for key, cell in cells.items()}
     if "__classdictcell__" in cells:
@@ -327,22 +315,12 @@ def make_class(
 
 # What a body leaves of the cells of `__class__`, and of the names that annotations see (3.12).
 _CELLS = ("__classcell__", "__classdictcell__")
-_MAKER = "_generate_next_value_"
 
 
 def _sees_variables(namespace: dict[str, Value]) -> bool:
     """Say whether annotations read enclosing variables, which placeholders do not have."""
     annotate = namespace.get("__annotate_func__")
     return isinstance(annotate, FunctionValue) and {*annotate.code.co_freevars} > {"__classdict__"}
-
-
-def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
-    """Break for an `enum.auto` whose number code of the program computes."""
-    items = [item for value in namespace.values() for item in getattr(value, "items", (value,))]
-    makers = [attributes.lookup(base, _MAKER) for base in bases if isinstance(base, type)]
-    programs = _MAKER in namespace or any(map(attributes.is_user_code, filter(None, makers)))
-    if programs and any(isinstance(item, AutoValue) for item in items):
-        raise Break("class-definition", f"enum.auto with a {_MAKER} in Python")
 
 
 def _real_class(

@@ -37,7 +37,6 @@ from weft_capture.execution.stepping import SteppedFrame, Steps
 from weft_capture.functions import classes, table
 from weft_capture.functions import wrap as wrapping
 from weft_capture.functions.generators import make_generator
-from weft_capture.functions.language.namespaces import GlobalsValue
 from weft_capture.functions.language.text import text_of
 from weft_capture.functions.language.type_checks import equal
 from weft_capture.functions.torch.interception import Overrides
@@ -142,7 +141,6 @@ class Tracer:
     iterator_over = SequenceIterator
     bound_method = BoundMethod
     base_method = classes.BaseMethod
-    globals_of = GlobalsValue
     pregraph_value = symbolic_scalars.pregraph_value
     by_python = symbolic_scalars.by_python
     compare_varying = symbolic_scalars.compare_varying

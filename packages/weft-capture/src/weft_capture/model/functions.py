@@ -249,7 +249,6 @@ FunctionValue.methods = {
     "get:__defaults__": lambda tx, self: tx.tuple_of(self.defaults) if self.defaults else NONE,
     "get:__closure__": lambda tx, self: tx.tuple_of(list(self.cells)) if self.cells else NONE,
     "get:__kwdefaults__": lambda tx, self: tx.literal(self.kwdefaults or None),
-    "get:__globals__": lambda tx, self: tx.globals_of(self),
     "get:__type_params__": lambda tx, self: tx.tuple_of([]),
     **{f"get:{name}": lambda tx, self: NONE for name in ANNOTATE},
 }

@@ -120,46 +120,6 @@ def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> WeakRefValue:
     return reference
 
 
-@dataclass(eq=False)
-class WeakProxy(Value):
-    """A `weakref.proxy` made by the program: what is read and written is its object's."""
-
-    ref: WeakRefValue
-
-    def target(self, tx: Tracer) -> Value:
-        """Return the object, which is surely alive."""
-        return self.ref.tp_call(tx, [], {})
-
-    def python_type(self) -> type:
-        bases = self.ref.target.python_type().__mro__
-        called = any("__call__" in vars(base) for base in bases)
-        return weakref.CallableProxyType if called else weakref.ProxyType
-
-    def same_object(self, other: Value) -> bool:
-        return isinstance(other, WeakProxy) and self.ref.same_object(other.ref)
-
-    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
-        target = self.target(tx)
-        if not hasattr(target.python_type(), name):
-            raise Break("weak-reference", f"{name} of a weak proxy")
-        return target.call_method(tx, name, args, kwargs)
-
-    def reconstruct(self, out: Output) -> None:
-        self.ref.check(self.ref.tx)
-        out.call(weakref.proxy, [self.ref.target, self.ref.callback])
-
-
-def _forward(name: str) -> None:
-    def run(self: WeakProxy, tx: Tracer, *args: Any) -> Any:
-        return getattr(self.target(tx), name)(tx, *args)
-
-    setattr(WeakProxy, name, run)
-
-
-for _name in ("tp_getattro", "tp_setattro", "tp_delattro", "nb_bool", "tp_iter"):
-    _forward(_name)
-
-
 _LIBRARYS = (
     "WeakValueDictionary.__init__.<locals>.remove",
     "WeakKeyDictionary.__init__.<locals>.remove",

@@ -32,22 +32,10 @@ from weft_capture.model.exceptions import TRACEBACK, check_outside_handlers, han
 from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.model.objects import DELETED, UserObject
 from weft_capture.model.protocol import AT_RUN, Output, Tracer, Value, method
-from weft_capture.model.scope import ModuleObject, import_module, load_global, store_global
+from weft_capture.model.scope import ModuleObject, import_module
 from weft_capture.model.slots import optional_attribute
 from weft_capture.python_compat import FRAME_KEEPS_LOCALS, unhashable
 from weft_capture.tensors.tensor import TensorValue
-
-
-@dataclass(eq=False)
-class GlobalsValue(Value):
-    """The globals of a function, read and written one at a time."""
-
-    cls = dict
-
-    function: FunctionValue
-
-    def reconstruct(self, out: Output) -> None:
-        out.writer.load_const(self.function.globals)
 
 
 def _name_for(tx: Tracer, function: Any, name: Value) -> str:
@@ -82,39 +70,6 @@ def _delattr(tx: Tracer, value: Value, name: Value) -> None:
 
 
 rule(__import__)(lambda tx, name: import_module(tx, name.as_constant()))
-
-
-@rule(globals)
-def _globals(tx: Tracer) -> Value:
-    assert tx.frame is not None
-    return GlobalsValue(tx.frame.function)
-
-
-@method(GlobalsValue, "__getitem__")
-def _item(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
-    name = key.as_constant()
-    if name not in self.function.globals and tx.effects.global_value(
-        self.function.globals, name
-    ) is None:  # fmt: skip
-        tx.raise_(KeyError, name)
-    return load_global(tx, self.function, name)
-
-
-@method(GlobalsValue, "__contains__")
-def _has(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
-    if key.as_constant() in self.function.globals:
-        return constant(True)
-    raise Break("namespace-dict", "a new name in the globals")
-
-
-@method(GlobalsValue, "get")
-def _get(tx: Tracer, self: GlobalsValue, key: Value, default: Value = NONE) -> Value:
-    return _item(tx, self, key) if _has(tx, self, key).nb_bool(tx) else default
-
-
-@method(GlobalsValue, "__setitem__")
-def _set(tx: Tracer, self: GlobalsValue, key: Value, value: Value) -> None:
-    store_global(tx, self.function, key.as_constant(), value)
 
 
 def _variables(tx: Tracer) -> dict[str, Value]:
@@ -182,6 +137,7 @@ def _exec(tx: Tracer, source: Value, *scopes: Value, **more: Value) -> NoReturn:
 
 
 decline("dynamic-code", "compile", compile)
+decline("namespace-dict", "globals", globals)
 
 
 @rule(dir)

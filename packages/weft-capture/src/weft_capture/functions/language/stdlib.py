@@ -6,12 +6,10 @@ Library functions written in Python without C state are inlined and need no rule
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextvars
 import copy
 import copyreg
 import datetime
-import decimal
 import functools
 import importlib
 import importlib.metadata
@@ -23,7 +21,6 @@ import math
 import operator
 import os
 import pathlib
-import pickle
 import pprint
 import re
 import struct
@@ -34,7 +31,6 @@ import types
 import typing
 import weakref
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,8 +38,7 @@ from weft_guards import WeakIdentity
 from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
 
 from weft_capture import polyfills
-from weft_capture.breaks import Break, NotConstant
-from weft_capture.functions.generators import GeneratorValue
+from weft_capture.breaks import Break
 from weft_capture.functions.table import code_rule, pure, pure_or_traced, rule, rule_of_each
 from weft_capture.functions.wrap import EXACT
 from weft_capture.model import attributes
@@ -63,23 +58,21 @@ from weft_capture.model.containers import ListValue, SequenceValue, SetValue, Tu
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.exceptions import TRACEBACK
 from weft_capture.model.functions import BoundMethod, FunctionValue, ObjectConstant, PartialValue
-from weft_capture.model.iterators import CombinedIterator, DequeValue, ListedIterator
+from weft_capture.model.iterators import CombinedIterator, ListedIterator
 from weft_capture.model.objects import OBJECT_METHODS, ModuleValue, UserObject
 from weft_capture.model.protocol import (
     Kwargs,
     MutableValue,
     Tracer,
     Value,
-    current_tracer,
     method,
 )
 from weft_capture.model.proxy import Proxy
 from weft_capture.model.slots import combined, steps
 from weft_capture.model.thread_locals import ContextVariable, ThreadLocal
-from weft_capture.model.weakrefs import WeakProxy, make_ref
+from weft_capture.model.weakrefs import make_ref
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.tensors import symbolic_scalars
-from weft_capture.tensors.runtime_values import RuntimeValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
 _ZERO = Constant(0)
@@ -262,7 +255,7 @@ _MADE = (
 )
 CONSTANT_TYPES.update((*_MADE, re.Pattern, re.Match))
 VARYING_TYPES.update(_MADE)
-pure(*_MADE, decimal.Decimal, ast.literal_eval)
+pure(*_MADE, ast.literal_eval)
 for _kind in (datetime.date, datetime.datetime):
     pure(_kind.fromisoformat, _kind.fromordinal, datetime.datetime.strptime)
 for _name in ("binascii", "unicodedata", "_string", "_json"):
@@ -289,29 +282,6 @@ def _has_hints(of: Any, hints: dict[str, Any], rest: Any) -> bool:
     return typing.get_type_hints(of, *rest[0], **rest[1]) == hints
 
 
-def _memoized(data: Any) -> Iterator[Any]:
-    """Yield the objects of which pickle writes the second occurrence as a reference."""
-    if type(data) in (list, tuple, dict):
-        yield repr(data)
-        for item in (*data, *data.values()) if type(data) is dict else data:
-            yield from _memoized(item)
-    elif type(data) in (str, bytes):
-        yield data
-    elif type(data) not in (int, float, bool, type(None)):
-        raise Break("c-function", f"pickle.dumps of a {type(data).__name__}")
-
-
-@rule(pickle.dumps)
-def _dumps(tx: Tracer, obj: Value, *args: Value, **kwargs: Value) -> Value:
-    try:
-        found = list(_memoized(obj.data(tx)))
-    except NotConstant:
-        raise Break("c-function", f"pickle.dumps of {obj.describe()}") from None
-    if len(set(found)) < len(found):  # equal objects may or may not be one
-        raise Break("c-function", "pickle.dumps of equal objects")
-    return fold(tx, pickle.dumps, [obj, *args], kwargs)
-
-
 rule(threading.local)(lambda tx: ThreadLocal())
 
 
@@ -321,7 +291,6 @@ def _wrap_variable(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 EXACT[contextvars.ContextVar] = _wrap_variable
-rule(weakref.proxy)(lambda tx, *args: WeakProxy(make_ref(tx, *args)))
 rule(weakref.ref)(make_ref)
 
 
@@ -330,54 +299,6 @@ def _namespace(tx: Tracer, **members: Value) -> Value:
     namespace = UserObject(types.SimpleNamespace)
     namespace.attrs.update(members)
     return namespace
-
-
-@rule(typing.NewType)
-def _new_type(tx: Tracer, name: Value, base: Value) -> Value:
-    new_type = typing.NewType(name.as_constant(), base.as_constant())  # type: ignore[misc]
-    assert tx.frame is not None
-    new_type.__module__ = str(tx.frame.function.globals.get("__name__"))
-    return tx.const_object(new_type)
-
-
-class DecimalValue(RuntimeValue):
-    """A number; what is computed with it depends on the context, and leaves its marks there."""
-
-    def as_constant(self) -> Any:
-        assert self.source is not None
-        tx, now = current_tracer(), decimal.getcontext().copy()
-        tx.guard(CallSource(repr, (self.source,)), "CONST", repr(self.hint))
-        tx.guard_same(_same_context, CallSource(decimal.getcontext, ()), now)
-        return self.hint
-
-
-def _wrap_decimal(tx: Tracer, obj: decimal.Decimal, source: Source) -> Value:
-    tx.guard(source, "TYPE", decimal.Decimal)
-    value = DecimalValue(obj, source)
-    return value if symbolic_scalars.varies(tx, obj, source) else Constant(value.as_constant())
-
-
-def _same_context(now: decimal.Context, then: decimal.Context) -> bool:
-    merged = then.copy()
-    for flag, is_set in now.flags.items():  # flags are only added
-        merged.flags[flag] = merged.flags[flag] or is_set
-    return repr(merged) == repr(now)
-
-
-EXACT[decimal.Decimal] = _wrap_decimal
-
-
-@rule(asyncio.run)
-def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
-    """Run a coroutine that never waits for the event loop without one."""
-    running = asyncio._get_running_loop()
-    coroutine = main if isinstance(main, GeneratorValue) and main.type_name == "coroutine" else None
-    if coroutine is None or debug is not NONE or running is not None:
-        raise Break("async", "asyncio.run in a running loop, or with debug")
-    tx.guard(CallSource(asyncio._get_running_loop, ()), "CONST", None)
-    if coroutine.send(tx, NONE) is not None:
-        raise Break("async", "asyncio.run of a coroutine that waits for the event loop")
-    return coroutine.returned or NONE
 
 
 # ---- copy.copy and copy.deepcopy: the library's Python is traced; `__reduce_ex__` has a rule
@@ -447,22 +368,3 @@ def _get_state(tx: Tracer, value: Value) -> Value:
 
 
 OBJECT_METHODS["__reduce_ex__"], OBJECT_METHODS["__getstate__"] = _reduce, _get_state
-
-
-@method(SetValue, "__reduce_ex__")
-def _reduce_set(tx: Tracer, self: SetValue, protocol: Value) -> Value:
-    made_of = TupleValue([ListValue(self.unpack(tx))])
-    return TupleValue([tx.const_object(self.cls), made_of])
-
-
-@method(DictValue, "__reduce_ex__")
-def _reduce_dict(tx: Tracer, self: DictValue, protocol: Value) -> Value:
-    made_of = TupleValue([] if self.default_factory is NONE else [self.default_factory])
-    pairs = self.call_method(tx, "items", [], {}).tp_iter(tx)
-    return TupleValue([tx.const_object(self.cls), made_of, NONE, NONE, pairs])
-
-
-@method(DequeValue, "__reduce_ex__")
-def _reduce_deque(tx: Tracer, self: DequeValue, protocol: Value) -> Value:
-    made_of = TupleValue([TupleValue([]), self.tp_getattro(tx, "maxlen")])
-    return TupleValue([tx.type_of(self), made_of, NONE, self.tp_iter(tx)])

@@ -19,7 +19,6 @@ from weft_capture.model.exceptions import ExceptionValue
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Tracer, Value
 from weft_capture.model.slots import compare, one_object
-from weft_capture.model.weakrefs import WeakProxy
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.runtime_values import RuntimeValue, is_runtime
 from weft_capture.tensors.tensor import SymValue, TensorValue
@@ -111,8 +110,6 @@ def _inherited_check(_: object, tx: Tracer, target: Value, value: Value) -> Valu
 
 def _is_plain_instance(tx: Tracer, value: Value, targets: tuple[type, ...]) -> bool:
     """Say whether a value is an instance as `type.__instancecheck__` tells."""
-    if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), targets):
-        value = value.target(tx)  # a proxy has its `__class__`
     cls = value.python_type()
     if isinstance(value, Constant):
         return bool(real_call(tx, isinstance, value.value, targets))

@@ -14,9 +14,6 @@ import torch
 from torch._C import _functorch
 from torch._functorch import eager_transforms, predispatch
 from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-from weft_core.inlinable import inlinable
 
 from weft_capture.breaks import Break
 from weft_capture.functions.table import decline, graph, rule
@@ -156,51 +153,7 @@ def _unpack(tensor: torch.Tensor, level: int | None = None) -> tuple[Any, Any]:
 
 # ---- questions and checks
 
-
-class _NoDraws(TorchDispatchMode):
-    """Break where random numbers are drawn."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Break(
-                "function-transform", "torch.func.linearize of a function with random numbers"
-            )
-        return func(*args, **(kwargs or {}))
-
-
-@inlinable
-def linearized(func: Any, *primals: Any) -> tuple[Any, Any]:
-    """Return a function's result and its jvp, the transpose of its vjp."""
-    output = func(*primals)
-    primals = pytree.tree_map(torch.Tensor.detach, primals)
-    seen, pull = torch.func.vjp(func, *primals)  # type: ignore[misc]  # not `has_aux`
-    if any(leaf.requires_grad for leaf in pytree.tree_leaves(seen)):  # through its closure
-        _refuse()
-    _, push = torch.func.vjp(pull, pytree.tree_map(torch.zeros_like, seen))  # type: ignore[misc]
-
-    def along(*tangents: Any) -> Any:
-        layouts = [
-            pytree.tree_map(lambda leaf: (leaf.shape, leaf.dtype, leaf.device), tree)
-            for tree in (tangents, primals)
-        ]
-        return push(tangents)[0] if layouts[0] == layouts[1] else _refuse()
-
-    return output, along
-
-
-def _refuse() -> None:
-    """Break."""
-
-
-decline("function-transform", "torch.func.linearize at other arguments or tangents", _refuse)
-
-
-@rule(eager_transforms.linearize)
-def _linearize(tx: Tracer, func: Value, *primals: Value) -> Value:
-    with _NoDraws():  # type: ignore[no-untyped-call]
-        outputs = tx.const_object(linearized).tp_call(tx, [func, *primals], {}).unpack(tx)
-    outputs[1].is_placeholder = True  # type: ignore[attr-defined]
-    return tx.tuple_of(outputs)
+decline("function-transform", "torch.func.linearize", eager_transforms.linearize)
 
 
 @rule(predispatch.lazy_load_decompositions)
