@@ -25,12 +25,12 @@ from weft_core.fake import detect_mode, to_fake
 from weft_core.node_effects import has_effect
 
 from weft_codegen.loops.lower.fxnodes import attribute, fake_call
+from weft_codegen.loops.schedule.attention import FLASH
 from weft_codegen.tune import convolution_wins
 from weft_codegen.widened import is_slow, widen
 
 _aten = torch.ops.aten
 _LAST, _CONTIGUOUS = torch.channels_last, torch.contiguous_format
-_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 # Convolutions, and how many tensors they begin with; the last one is the weight.
 _CONVOLUTIONS: dict[Any, int] = {
     _aten.convolution.default: 2,
@@ -75,7 +75,7 @@ def laid_out(gm: fx.GraphModule, *, joint: bool = False) -> fx.GraphModule:
 
 def _gains(node: fx.Node, places: _Places) -> bool:
     """Whether `node` reads what should lie otherwise, or is copied later."""
-    reads_copies = node.target is _ATTENTION and any(map(_is_copy, node.all_input_nodes))
+    reads_copies = node.target is FLASH and any(map(_is_copy, node.all_input_nodes))
     return bool(places(node)) or _is_copied_later(node) or reads_copies
 
 
@@ -214,7 +214,7 @@ class _Layout:
         args = node.args
         for position in self._places(node):
             self._lay_out(node, position, _LAST)
-        if node.target is _ATTENTION:
+        if node.target is FLASH:
             node.args = fx.map_arg(node.args, _without_copy)
         if node.args != args or any(used in self._before for used in node.all_input_nodes):
             self._compute(node)

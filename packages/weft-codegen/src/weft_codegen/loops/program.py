@@ -358,6 +358,12 @@ def expanded(program: Program, rule: Callable[[Step, Buffers], Iterable[Step]]) 
     return replace(program, steps=steps, buffers=buffers)
 
 
+def on_cpu(buffers: Iterable[Buffer], *dtypes: torch.dtype) -> bool:
+    """Whether all buffers are on a CPU, and of one of these dtypes."""
+    kinds = {(buffer.device, buffer.dtype) for buffer in buffers}
+    return len(kinds) == 1 and kinds <= {(CPU, dtype) for dtype in dtypes}
+
+
 def statements(body: Body) -> Iterator[Stmt]:
     """Every statement in `body` and below, in program order."""
     for stmt in body:

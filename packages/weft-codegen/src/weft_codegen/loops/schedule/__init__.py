@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from weft_codegen.loops.program import Kernel, Launch, Program, Step, step_writes
+from weft_codegen.loops.program import (
+    Buffers,
+    Extern,
+    Kernel,
+    Launch,
+    Program,
+    Step,
+    expanded,
+    step_writes,
+)
 from weft_codegen.loops.schedule.assemble import assemble
 from weft_codegen.loops.schedule.attention import AttentionWins, own_attention
-from weft_codegen.loops.schedule.convolution import ConvolutionWins, own_convolutions
+from weft_codegen.loops.schedule.convolution import ConvolutionWins, own_convolution
 from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
 from weft_codegen.loops.schedule.group_key import group_key
 from weft_codegen.loops.schedule.kernels import launch
-from weft_codegen.loops.schedule.linear import Wins, linear_products
+from weft_codegen.loops.schedule.linear import Wins, own_product
 from weft_codegen.loops.schedule.matmul import Prefer, small_products
 from weft_codegen.loops.schedule.overlap import overlap_collectives
 from weft_codegen.loops.schedule.rematerialize import outside_readers, rematerialize
@@ -42,9 +53,8 @@ def schedule(
     """
     if not strict:
         lowered = small_products(lowered, prefer) if fuse else lowered
-        lowered = linear_products(lowered, linear) if linear else lowered
-        lowered = own_attention(lowered, attention) if attention else lowered
-        lowered = own_convolutions(lowered, convolution) if convolution else lowered
+        own = (own_product, linear), (own_attention, attention), (own_convolution, convolution)
+        lowered = expanded(lowered, partial(_by_own, [pair for pair in own if pair[1]]))
     lowered = split_reductions(lowered)
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
@@ -81,3 +91,13 @@ def schedule(
     overlap_collectives(steps, by_name, kept)
     used = {name: buffer for name, buffer in buffers.items() if name in named}
     return replace(lowered, buffers=used, kernels=by_name, steps=tuple(steps))
+
+
+def _by_own(
+    functions: Sequence[tuple[Callable[..., Extern | None], Any]], step: Step, buffers: Buffers
+) -> Iterator[Step]:
+    """A step, by weft's own function where one takes a call of a library."""
+    calls = (
+        (own(step, buffers, wins) for own, wins in functions) if isinstance(step, Extern) else ()
+    )
+    yield next(filter(None, calls), step)

@@ -8,24 +8,16 @@ the function is the faster one is decided by who calls (tune.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr
-from weft_codegen.loops.program import (
-    CPU,
-    Buffer,
-    Buffers,
-    Extern,
-    Program,
-    Step,
-    expanded,
-)
+from weft_codegen.loops.program import Buffer, Buffers, Extern, on_cpu
 
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _library = torch.library.Library("weft_codegen", "FRAGMENT")
 _library.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float? scale) -> Tensor"
@@ -34,7 +26,7 @@ _library.define(
 
 def _attention(*args: Any) -> Any:
     *tensors, mask, causal, scale = args
-    return _FLASH(*tensors, 0.0, causal, attn_mask=mask, scale=scale)[0]
+    return FLASH(*tensors, 0.0, causal, attn_mask=mask, scale=scale)[0]
 
 
 _library.impl("attention", _attention, "CompositeExplicitAutograd")
@@ -46,17 +38,9 @@ AttentionWins = Callable[[int | None], bool]
 """Whether weft's function is faster, by the number of queries (None: only known while running)."""
 
 
-def own_attention(program: Program, wins: AttentionWins) -> Program:
-    """`program` with weft's function where it can compute an attention and wins."""
-
-    def rule(step: Step, buffers: Buffers) -> Iterator[Step]:
-        yield (_own(step, buffers, wins) or step) if isinstance(step, Extern) else step
-
-    return expanded(program, rule)
-
-
-def _own(step: Extern, buffers: Buffers, wins: AttentionWins) -> Extern | None:
-    if step.op is not _FLASH or step.results[0] is None or step.results[1:] != (None,):
+def own_attention(step: Extern, buffers: Buffers, wins: AttentionWins) -> Extern | None:
+    """A call of weft's function, where it can compute an attention and wins."""
+    if step.op is not FLASH or step.results[0] is None or step.results[1:] != (None,):
         return None
     names = ("query", "key", "value", "dropout_p", "is_causal", "attn_mask", "scale")
     given = dict.fromkeys(names) | dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
@@ -66,7 +50,7 @@ def _own(step: Extern, buffers: Buffers, wins: AttentionWins) -> Extern | None:
     used = [buffers[ref.name] for ref in (*operands, *([] if mask is None else [mask]))]
     q, k, v, *masks = used
     width, queries = q.shape[-1], q.shape[2]
-    usual = all(b.dtype is torch.float32 and b.device == CPU and b.strides[-1] is ONE for b in used)
+    usual = on_cpu(used, torch.float32) and all(b.strides[-1] is ONE for b in used)
     alike = q.shape[:2] == k.shape[:2] and k.shape == v.shape and k.shape[-1] == width
     alike &= all(added_strides(one, q, k) is not None for one in masks)
     fits = (

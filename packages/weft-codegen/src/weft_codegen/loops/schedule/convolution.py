@@ -8,13 +8,13 @@ Where the function is the faster one is decided by who calls (tune.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from weft_codegen.loops.program import CPU, Buffer, Buffers, Extern, Program, Step, expanded
+from weft_codegen.loops.program import Buffer, Buffers, Extern, on_cpu
 
 _ATEN = torch.ops.aten.convolution.default
 _library = torch.library.Library("weft_codegen", "FRAGMENT")
@@ -30,23 +30,15 @@ ConvolutionWins = Callable[[int, int, int], bool]
 """Whether weft's function is faster, by pixels of the results, filters, terms of a sum."""
 
 
-def own_convolutions(program: Program, wins: ConvolutionWins) -> Program:
-    """`program` with weft's function where it can compute a convolution and wins."""
-
-    def rule(step: Step, buffers: Buffers) -> Iterator[Step]:
-        yield (_own(step, buffers, wins) or step) if isinstance(step, Extern) else step
-
-    return expanded(program, rule)
-
-
-def _own(step: Extern, buffers: Buffers, wins: ConvolutionWins) -> Extern | None:
+def own_convolution(step: Extern, buffers: Buffers, wins: ConvolutionWins) -> Extern | None:
+    """A call of weft's function, where it can compute a convolution and wins."""
     if step.op is not _ATEN or step.results[0] is None or step.kwargs:
         return None
     x, weight, bias, stride, padding, dilation, transposed, _, groups = step.args
     used = [buffers[ref.name] for ref in (x, weight, bias) if ref is not None]
     used.append(buffers[step.results[0]])
     image, filters, *_, result = used
-    plain = all(_is_plain(buffer) for buffer in used) and len(image.shape) == 4
+    plain = on_cpu(used, torch.float32) and all(map(_is_known, used)) and len(image.shape) == 4
     if not plain or transposed or groups != 1:
         return None
     (_, channels, high, wide) = (size.value for size in filters.shape)
@@ -63,11 +55,10 @@ def _own(step: Extern, buffers: Buffers, wins: ConvolutionWins) -> Extern | None
     return replace(step, op=CONVOLUTION, args=args)
 
 
-def _is_plain(buffer: Buffer) -> bool:
-    """Whether a buffer is float32 on the CPU, of sizes that are known and not zero."""
+def _is_known(buffer: Buffer) -> bool:
+    """Whether the sizes of a buffer are known and not zero."""
     sizes = (*buffer.shape, *buffer.strides)
-    known = all(size.is_const for size in sizes) and all(size.value > 0 for size in buffer.shape)
-    return known and buffer.dtype is torch.float32 and buffer.device == CPU
+    return all(size.is_const for size in sizes) and all(size.value > 0 for size in buffer.shape)
 
 
 def _lies(buffer: Buffer, strides: tuple[int, ...]) -> bool:

@@ -9,23 +9,14 @@ each sum lie side by side. Where they are faster is decided by who calls (tune.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr
 from weft_codegen.loops.lower.lazy_tensor import contiguous_strides
-from weft_codegen.loops.program import (
-    CPU,
-    Buffer,
-    BufferRef,
-    Buffers,
-    Extern,
-    Program,
-    Step,
-    expanded,
-)
+from weft_codegen.loops.program import Buffer, BufferRef, Buffers, Extern, on_cpu
 
 _library = torch.library.Library("weft_codegen", "FRAGMENT")
 _library.define("mm(Tensor left, Tensor right) -> Tensor")
@@ -43,39 +34,24 @@ dtype."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def linear_products(program: Program, wins: Wins) -> Program:
-    """`program` with weft's function where it can compute a product of `mm` or `addmm` and wins."""
-
-    def rule(step: Step, buffers: Buffers) -> Iterator[Step]:
-        if isinstance(step, Extern) and _is_linear(step, buffers, wins):
-            step = replace(step, op=_OWN[step.op])
-        yield step
-
-    return expanded(program, rule)
-
-
-def _is_linear(step: Extern, buffers: Buffers, wins: Wins) -> bool:
+def own_product(step: Extern, buffers: Buffers, wins: Wins) -> Extern | None:
+    """A call of weft's function, where it can compute a product of `mm` or `addmm` and wins."""
     result = step.results[0] if step.op in _OWN else None
     if result is None or step.kwargs or not all(isinstance(arg, BufferRef) for arg in step.args):
-        return False
+        return None
     used = [buffers[arg.name] for arg in step.args]
     *added, left, right = used
     target = buffers[result]
-    dtype = target.dtype
-    if dtype not in _DTYPES or any(
-        b.dtype is not dtype or b.device != CPU for b in (*used, target)
-    ):
-        return False
+    if not on_cpu((*used, target), *_DTYPES):
+        return None
     rows, (depth, columns) = left.shape[0], right.shape
     known = depth.is_const and columns.is_const and depth.value > 0 and columns.value > 0
     ordered = left.strides[1] is ONE and right.strides[0] is ONE
     ordered &= target.strides == contiguous_strides(target.shape)
     ordered &= all(added_stride(buffer, rows) is not None for buffer in added)
-    return (
-        known
-        and ordered
-        and wins(rows.value if rows.is_const else None, columns.value, depth.value, dtype)
-    )
+    count = rows.value if rows.is_const else None
+    own = known and ordered and wins(count, columns.value, depth.value, target.dtype)
+    return replace(step, op=_OWN[step.op]) if own else None
 
 
 def added_stride(added: Buffer, rows: IndexExpr) -> IndexExpr | None:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import NamedTuple
 
 import torch
 
@@ -180,8 +179,8 @@ def _cut_for_gpu(item: Compute, hints: dict[str, int]) -> _Cut | None:
     around: tuple[Axis, ...] = ()
     blocks = max(blocks_of(best), 1)
     rows = None if inner else _blocks_of_rows(loops, min(most, _MOST_PARTS))
-    if rows and rows.blocks * prod(known[loop] for loop in rows.around) > blocks:
-        best, blocks, around = rows.loop, rows.blocks, rows.around
+    if rows and rows[1] * prod(known[loop] for loop in rows[2]) > blocks:
+        best, blocks, around = rows
     if blocks == 1 and not around and not pair:
         return None
     size = -(-known[best] // blocks)
@@ -206,20 +205,14 @@ def _divisor(extent: int, most: int) -> int | None:
     return next((n for n in range(most, most // 2, -1) if extent % n == 0), None)
 
 
-class _Rows(NamedTuple):
-    loop: Axis
-    blocks: int
-    around: tuple[Axis, ...]
-
-
-def _blocks_of_rows(loops: Sequence[Axis], most: int) -> _Rows | None:
+def _blocks_of_rows(loops: Sequence[Axis], most: int) -> tuple[Axis, int, tuple[Axis, ...]] | None:
     """Up to `most` parts of columns, of rows that follow each other: a part is an iteration of the
-    outer loops and a block of the next one."""
+    outer loops and a block of the next one. Returns that loop, its blocks, and the outer loops."""
     around: list[Axis] = []
     for loop in loops if all(loop.extent.is_const for loop in loops) else ():
         extent = loop.extent.value
         if extent > most:
-            return _Rows(loop, _divisor(extent, most) or 1, tuple(around))
+            return loop, _divisor(extent, most) or 1, tuple(around)
         around.append(loop)
         most //= extent
     return None
