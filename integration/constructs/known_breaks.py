@@ -122,7 +122,6 @@ KNOWN_BREAKS = {
     "dataclasses_enum.typed_dict_and_newtype": "frame-access",
     "dataclasses_enum.enum_with_auto": "class-definition",
     "weak_references.weakref_proxy": "c-function",
-    "weak_references.singledispatchmethod": "c-attribute",
     "weak_references.weak_proxy_operations": "c-function",
     "library_objects.decimal_constants": "object-creation",
     "library_objects.decimal_division_error": "object-creation",

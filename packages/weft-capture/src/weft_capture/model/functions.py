@@ -246,6 +246,7 @@ FunctionValue.methods = {
     "get:__module__": lambda tx, self: constant(self.globals.get("__name__")),
     "get:__doc__": lambda tx, self: constant(docstring_of(self.code)),
     "get:__code__": lambda tx, self: constant(self.code),
+    "get:__globals__": lambda tx, self: ObjectConstant(self.globals),
     "get:__defaults__": lambda tx, self: tx.tuple_of(self.defaults) if self.defaults else NONE,
     "get:__closure__": lambda tx, self: tx.tuple_of(list(self.cells)) if self.cells else NONE,
     "get:__kwdefaults__": lambda tx, self: tx.literal(self.kwdefaults or None),
