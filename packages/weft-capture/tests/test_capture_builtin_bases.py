@@ -128,6 +128,30 @@ class Ordered(collections.OrderedDict):
         super().__setitem__(key, value)
 
 
+class Keyed(collections.OrderedDict):
+    def keys(self):
+        LOG.append("keys")
+        return ["a"]
+
+    def __getitem__(self, key):
+        LOG.append(key)
+        return 7
+
+
+class Places(list):
+    def __len__(self):
+        LOG.append("len")
+        return super().__len__()
+
+    def __getitem__(self, key):
+        LOG.append(("getitem", key))
+        return super().__getitem__(key)
+
+    def __index__(self):
+        LOG.append("index")
+        return 1
+
+
 def _missed(made):
     made[3].append(1)
     return made["k"], dict(made), len(made), made.default_factory
@@ -145,6 +169,10 @@ def _missed(made):
         (lambda made: (list(Ordered(a=1)), made.update(b=2)), lambda: Ordered(c=3)),
         (lambda made: (Ordered([("a", 1)], b=2), made.update({"d": 4})), lambda: Ordered(c=3)),
         (lambda made: made.extend(Items()), collections.deque),
+        (lambda made: ({**made}, dict(made), (lambda **k: k)(**made)), lambda: Keyed(b=1)),
+        (lambda made: X.view(3, 1)[made], lambda: Places([2, 0])),
+        (lambda made: X[made] + torch.tensor(made).sum(), lambda: Places([2, 0, 1])),
+        (lambda made: (torch.zeros(made), X.new_ones(made)), lambda: Places([2, 3])),
         (lambda made: sorted([3, 1], reverse=made), lambda: True),
         (lambda made: sorted([3, 1], reverse=made), list),
     ],

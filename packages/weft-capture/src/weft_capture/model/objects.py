@@ -25,7 +25,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.library_traits import COUNTED_HASHES
 from weft_capture.model import attributes
 from weft_capture.model.constant import class_value, constant
-from weft_capture.model.containers import SetValue
+from weft_capture.model.containers import ListValue, SetValue
 from weft_capture.model.dicts import DictValue, DictView
 from weft_capture.model.iterators import items_of, next_by_call
 from weft_capture.model.protocol import (
@@ -144,7 +144,8 @@ class UserObject(InstanceValue):
         return False
 
     def graph_arg(self) -> Any:
-        return self.base.graph_arg() if self.base is not None else super().graph_arg()
+        asked = isinstance(self.base, ListValue) and any(map(self.has_special, _ASKED))
+        return super().graph_arg() if self.base is None or asked else self.base.graph_arg()
 
     def example(self) -> Any:
         return self.base.example() if self.base is not None else super().example()
@@ -430,6 +431,7 @@ def _overrides(cls: type) -> bool:
     )
 
 
+_ASKED = ("__len__", "__getitem__", "__iter__", "__index__")  # by torch, of a sequence
 _MAKING = ("__new__", "__init__", "__init_subclass__", "__class_getitem__")
 
 

@@ -39,11 +39,13 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
     """Do what `dict.update(items, **kwargs)` does; the caller has recorded the change.
 
     CPython: dict_update_arg and dict_merge, which copies a dict whose class has no `__iter__`;
-    mutablemapping_update of an OrderedDict, which asks for `keys` and each item.
+    mutablemapping_update of an OrderedDict, which asks for `keys` and each item. A class over
+    OrderedDict always has an `__iter__`.
     """
     base = getattr(items, "base", None)
     if isinstance(items, UserObject) and isinstance(base, DictValue):
-        specials = ("keys", "__getitem__") if target.cls is OrderedDict else ("__iter__",)
+        ordered = OrderedDict in (target.cls, base.cls)
+        specials = ("keys", "__getitem__") if ordered else ("__iter__",)
         if not any(map(items.has_special, specials)):
             _has_keys(tx, items)  # is asked in any case
             items = base
