@@ -503,8 +503,10 @@ def test_two_networks_that_take_turns(compiled_autograd):
         torch.testing.assert_close(train(weft.compile), train(lambda step: step))
 
 
-def test_scaled_gradients():
+@pytest.mark.parametrize("infinite_at", [None, 1])
+def test_scaled_gradients(infinite_at):
     """The scaler's operator returns a list of tensors beside a tensor."""
+    weft.reset()
 
     def train(wrap):
         torch.manual_seed(0)
@@ -522,9 +524,13 @@ def test_scaled_gradients():
             return loss.item()
 
         step = wrap(step)
-        return [step(torch.ones(2, 4)) for _ in range(3)], [p.detach() for p in model.parameters()]
+        inputs = [torch.ones(2, 4) * (torch.inf if i == infinite_at else 1) for i in range(3)]
+        losses = [step(x) for x in inputs]
+        return losses, [p.detach() for p in model.parameters()], scaler.get_scale()
 
-    torch.testing.assert_close(train(weft.compile), train(lambda step: step))
+    found, expected = train(weft.compile), train(lambda step: step)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert not any(frame.uncompiled for frame in weft.report().frames)
 
 
 def test_batched_gradients_inside_a_broken_function():

@@ -352,3 +352,51 @@ def test_arrays_that_torch_cannot_share():
     captured = weft_capture.capture(function, eager_backend)
     for _ in range(2):
         assert captured(X, *arrays) == function(X, *arrays)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_arrays_of_constants_are_known(mode):
+    table = torch.arange(20.0)
+
+    def sample(x, steps):
+        times = np.linspace(19, 0, steps).round().astype(int)
+        last = bool(times[-1:])
+        for now, after in zip(times, [*times[1:], -1], strict=True):
+            x = x * table[now] + torch.tensor(now)
+            if after >= 0:
+                x = x + table[after]
+        return x, times, int(times[0]), times.tolist(), times.sum(), last
+
+    with mode():
+        check(sample, X, 5)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_arrays_that_were_written_are_not_known(mode):
+    def through_a_view(x):
+        array = np.arange(4)
+        view = array[1:]
+        array *= 2
+        return x * 2 if view[0] > 1 else x, view
+
+    def through_a_tensor(x):
+        array = np.zeros(3)
+        torch.from_numpy(array)[0] = x.shape[0]
+        return x + 1 if array[0] else x
+
+    def by_an_item(x):
+        array = np.arange(3)
+        array[0] = 7
+        return x * int(array[0])
+
+    with mode():
+        for program in (through_a_view, through_a_tensor, by_an_item):
+            check(program, X, fullgraph=False)
+
+
+def test_integers_of_an_array_index_a_tensor():
+    def best(x, scores):
+        at = scores.argmax()
+        return x[at] * 2, x[at, None] + 1
+
+    check(best, X, np.array([1.0, 3.0]), fullgraph=False)

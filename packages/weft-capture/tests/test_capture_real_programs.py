@@ -281,16 +281,24 @@ def test_default_generator_and_the_graph_draw_in_order():
     assert same(*found)
 
 
-def test_generator_with_a_size_that_varies_breaks():
+def test_generator_with_sizes_that_vary():
     def step(x, generator):
-        return x + torch.rand(x.shape[0], generator=generator)
+        noise = torch.randn(x.shape, generator=generator)
+        order = torch.randperm(x.shape[0], generator=generator)
+        filled = torch.empty_like(x.t()).uniform_(-1, 1, generator=generator)
+        normal = torch.normal(0.0, 2.0, (x.shape[0] * 2,), generator=generator)
+        x = x.clone().exponential_(generator=generator)
+        return x[order] + noise, torch.rand(x.shape[0] + 1, generator=generator), filled, normal
 
-    captured = weft_capture.capture(step, eager_backend, rules=CacheRules(dynamic=True))
-    for size in (2, 3, 4):
+    captured = weft_capture.capture(
+        step, eager_backend, fullgraph=True, rules=CacheRules(dynamic=True)
+    )
+    for size in (2, 3, 20):
         generators = [torch.Generator().manual_seed(size) for _ in range(2)]
-        x = torch.ones(size)
+        x = torch.ones(size, 3)
         assert same(captured(x, generators[0]), step(x, generators[1]))
-    assert [record.code for record in captured._weft_capture.breaks] == ["random-state"]
+        assert same(*(generator.get_state() for generator in generators))
+    assert len(captured._weft_capture.graphs) == 1
 
 
 def test_generators_of_numpy():
@@ -415,17 +423,39 @@ def test_powers_of_sizes_are_numbers_of_the_graph():
     )
 
 
-def test_inverse_transform_breaks_where_it_looks_at_its_window():
-    window = torch.hann_window(8)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"center": False},
+        {"length": 30},
+        {"normalized": True, "win_length": 6},
+        {"onesided": False},
+    ],
+)
+def test_inverse_transform_is_captured(options):
+    def step(spectrum, window):
+        return torch.istft(spectrum * 2, 8, 2, window=window, **options) + 1
 
-    def step(x):
-        spectrum = torch.stft(x, 8, 2, window=window, return_complex=True)
-        return torch.istft(spectrum * 2, 8, 2, window=window) + 1
+    window = torch.hann_window(options.get("win_length", 8), periodic=False) + 0.1
+    spectrum = torch.randn(2, 5 if options.get("onesided", True) else 8, 20, dtype=torch.cfloat)
+    spectrum.requires_grad_()
+    captured = weft_capture.capture(step, eager_backend, fullgraph=True)
+    found = []
+    for function in (step, captured):
+        result = function(spectrum, window)
+        found.append([result, *torch.autograd.grad(result.pow(2).sum(), spectrum)])
+    torch.testing.assert_close(*found)
+    captured = weft_capture.capture(step, eager_backend)  # gaps between the windows
+    with pytest.raises(RuntimeError, match="window overlap add min"):
+        captured(spectrum, torch.zeros_like(window))
 
-    captured = weft_capture.capture(step, eager_backend)
-    x = torch.randn(2, 40)
-    assert same(captured(x), step(x))
-    assert [record.code for record in captured._weft_capture.breaks] == ["data-dependent-value"]
+
+def test_inverse_transform_of_other_shapes_is_left_to_torch():
+    captured = weft_capture.capture(torch.istft, eager_backend)
+    for spectrum, size in ((torch.ones(5, 4), 8), (torch.ones(5, 4, dtype=torch.cfloat), 12)):
+        with pytest.raises(RuntimeError, match="istft"):
+            captured(spectrum, size)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

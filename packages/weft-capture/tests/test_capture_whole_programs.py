@@ -240,3 +240,23 @@ def test_the_first_call_of_a_lazy_module_is_eager():
     torch.testing.assert_close(optimised(X), first)
     assert torch.equal(net(X), first)
     assert type(net[0]) is torch.nn.Linear
+
+
+def test_batches_are_loaded_eagerly_and_each_step_is_captured():
+    data = torch.utils.data.TensorDataset(torch.randn(10, 3), torch.arange(10))
+
+    def epoch(weight, loader):
+        total = 0.0
+        for x, y in loader:
+            total += (x @ weight).sum().item() * len(y)
+        return total
+
+    captured = weft_capture.capture(epoch, eager_backend)
+    found = []
+    for program in (epoch, captured):
+        generator = torch.Generator().manual_seed(3)
+        loader = torch.utils.data.DataLoader(data, 4, shuffle=True, generator=generator)
+        found.append([program(torch.ones(3), loader) for _ in range(2)])
+    assert found[0] == found[1]
+    assert {record.code for record in captured._weft_capture.breaks} == {"loop"}
+    assert captured._weft_capture.graphs

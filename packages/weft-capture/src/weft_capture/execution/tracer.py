@@ -297,7 +297,8 @@ class Tracer:
                     continue
                 if isinstance(fake, torch.Tensor):
                     self.policy.check(entry.source, real, fake.shape)
-            pairs = [(e.source, e.node_example) for e in self.graph.inputs]
+            read = [entry for entry in self.graph.inputs if not any(origins(entry.source))]
+            pairs = [(entry.source, entry.node_example) for entry in read]
             guards += shape_guards(self.graph.shape_env, pairs)
         return guards
 

@@ -10,10 +10,9 @@ Warnings about values (a division by zero) are omitted.
 from __future__ import annotations
 
 import functools
-import importlib
+import itertools
 import operator
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from weft_capture.functions.torch.randomness import DRAWN, before_graph, draw
 from weft_capture.functions.torch.tensors import AS_INDEX
 from weft_capture.functions.wrap import EXACT, wrap
 from weft_capture.libraries.numpy_scalars import numpy_is_quiet, numpy_scalar
-from weft_capture.libraries.numpy_versions import VERSIONS
+from weft_capture.libraries.numpy_versions import target_of
 from weft_capture.model.constant import (
     CONSTANT_TYPES,
     NONE,
@@ -82,21 +81,46 @@ _DUNDERS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg_
 _DUNDERS |= {"__abs__", "__invert__", "__getitem__", "__setitem__"}
 _KNOWN_METHODS = {*_METHODS.split(), *_DUNDERS}
 _INDEXED = ("ndarray.__getitem__", "ndarray.__setitem__", "take_along_axis")
+_MOST_KEPT = 1 << 16
 _BY_ZERO = ("div", "mod", "remainder", "pow")
 """Parts of the names of functions that torch refuses for some integers, unlike NumPy."""
 
 
 class ArrayValue(Value):
-    """An array, or a scalar of NumPy where `cls` is such a class; `tensor` holds its memory."""
+    """An array, or a scalar of NumPy where `cls` is such a class; `tensor` holds its memory.
 
-    def __init__(self, tensor: Value, cls: type, source: Source | None = None) -> None:
+    `known` is its content when capture made it, where that depends on constants alone.
+    """
+
+    def __init__(
+        self, tensor: Value, cls: type, source: Source | None = None, known: Any = None
+    ) -> None:
         assert isinstance(tensor, TensorValue)
         self.tensor = tensor
         self.cls = cls
         self.source = source
+        self.known = None
+        if isinstance(known, np.ndarray) and known.size <= _MOST_KEPT:
+            self.known = known
+            known.setflags(write=False)
+        self.made_at = self._writes(tensor.fake)
+
+    def content(self, tx: Tracer) -> Any:
+        """Return what the array holds, if that follows from constants alone."""
+        fake = self.tensor.fake
+        shared = fake.untyped_storage()._cdata in tx.graph.exposed
+        return None if shared or self._writes(fake) != self.made_at else self.known
+
+    @staticmethod
+    def _writes(fake: Any) -> int:
+        writes: int = fake.fake_mode.writes if fake.is_inference() else version_of(fake)
+        return writes
 
     def nb_bool(self, tx: Tracer) -> bool:
-        raise Break("data-dependent-branch", "truth of an array")
+        content = self.content(tx)
+        if content is None or content.size != 1:
+            raise Break("data-dependent-branch", "truth of an array")
+        return bool(content)
 
     def reconstruct(self, out: Output) -> None:
         scalar = issubclass(self.cls, np.generic)
@@ -104,6 +128,9 @@ class ArrayValue(Value):
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
+            content = self.content(tx)
+            if content is not None:
+                return tx.literal(getattr(content, name)())
             return self.tensor.call_method(tx, name, [], {})
         if name == "argsort" and self.cls is np.ndarray:
             return tx.call_builtin(np.argsort, [self, *args], kwargs)
@@ -152,6 +179,9 @@ class ArrayValue(Value):
         return symbolic_scalars.computed(tx, self.tensor, example=np.float64())
 
     def tp_iter(self, tx: Tracer) -> Value:
+        content = self.content(tx)
+        if content is not None and content.ndim == 1 and content.dtype.type in CONSTANT_TYPES:
+            return tx.iterator_over(list(map(constant, content)))
         count = self.tensor.call_method(tx, "__len__", [], {}).as_constant()
         return tx.iterator_over([self.mp_subscript(tx, constant(i)) for i in range(count)])
 
@@ -191,36 +221,6 @@ def _index(*indices: Any) -> tuple[Any, ...]:
 
 
 # ---- calls
-
-
-@functools.cache
-def _target(path: str) -> Callable[..., Any]:
-    """Return the function of `torch._numpy` on plain tensors, for a node of the graph."""
-
-    if path.startswith("fft."):
-        return _transform(getattr(torch.fft, path[4:]))
-    if path in VERSIONS:
-        return VERSIONS[path]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        tnp: Any = importlib.import_module("torch._numpy")  # only where NumPy is used
-        arguments = tree_map_only(torch.Tensor, tnp.ndarray, (args, kwargs))
-        result = operator.attrgetter(path)(tnp)(*arguments[0], **arguments[1])
-        return tree_map_only(tnp.ndarray, operator.attrgetter("tensor"), result)
-
-    call.__name__ = call.__qualname__ = f"numpy_{path.replace('.', '_')}"
-    return call
-
-
-def _transform(function: Any) -> Callable[..., Any]:
-    """Return a Fourier transform of torch, which keeps the precision as NumPy 2 does."""
-    wide = {"dtype": torch.float64} if "freq" in function.__name__ else {}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        renamed = {"dim" if name[:2] == "ax" else name: value for name, value in kwargs.items()}
-        return function(*args, **renamed, **wide).resolve_conj()  # which NumPy does not know
-
-    return call
 
 
 def _plain(tx: Tracer, value: Value) -> Any:
@@ -282,12 +282,28 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
         path = "stack"
     with unset_fake_temporarily():
         expected, to_float = _rehearse(path, arguments, arrays, index_arrays)
-    if expected is NotImplemented or (not arrays and type(expected) in CONSTANT_TYPES):
-        return constant(expected)
+    known = expected if not arrays else _known(tx, path, arguments, leaves)
+    if expected is NotImplemented or (known is not None and type(known) in CONSTANT_TYPES):
+        return constant(expected if known is None else known)
     node_args = [_in_graph(tx, arg, to_float) for arg in arguments[0]]
     node_kwargs = {name: _in_graph(tx, arg, to_float) for name, arg in arguments[1].items()}
-    result = tx.graph.emit("call_function", _target(path), node_args, node_kwargs)
-    return _result(tx, path, arrays, result, expected)
+    result = tx.graph.emit("call_function", target_of(path), node_args, node_kwargs)
+    return _result(tx, path, arrays, result, expected, known)
+
+
+def _known(tx: Tracer, path: str, arguments: Any, arrays: list[ArrayValue]) -> Any:
+    """Return NumPy's result for arrays whose content is known, else None."""
+    contents = {array: array.content(tx) for array in arrays}
+    if any(content is None for content in contents.values()):
+        return None
+    args, kwargs = tree_map_only(ArrayValue, contents.__getitem__, arguments)
+    of_array = path.startswith("ndarray.")
+    function = operator.attrgetter(path.removeprefix("ndarray."))(type(args[0]) if of_array else np)
+    try:
+        with unset_fake_temporarily(), np.errstate(all="raise"), suppress_warnings("error"):
+            return function(*args, **kwargs)
+    except Exception:  # among them a write: the contents are read-only
+        return None
 
 
 def _rehearse(
@@ -322,7 +338,7 @@ def _rehearse(
             arguments,
         )
         args, kwargs = tree_map_only(np.generic, np.generic.item, (args, kwargs))  # as in the graph
-        actual = _target(path)(*args, **kwargs)
+        actual = target_of(path)(*args, **kwargs)
     except Exception as error:
         raise Break("operator-error", f"{path}: {error}") from None
     whole_result = result_dtype is not None and result_dtype.kind in "iub"
@@ -350,14 +366,19 @@ def _agree(expected: Any, actual: Any) -> bool:
 
 
 def _result(
-    tx: Tracer, path: str, arrays: dict[ArrayValue, Any], result: Value, expected: Any
+    tx: Tracer,
+    path: str,
+    arrays: dict[ArrayValue, Any],
+    result: Value,
+    expected: Any,
+    known: Any = None,
 ) -> Value:
     """Convert a result of the graph to what NumPy returns."""
     if expected is None:
         return NONE
     if isinstance(result, SequenceValue) and len(result.items) == len(expected):
-        pairs = zip(result.items, expected, strict=True)
-        values = [_result(tx, path, arrays, item, value) for item, value in pairs]
+        rows = zip(result.items, expected, known or itertools.repeat(None))
+        values = [_result(tx, path, arrays, *row) for row in rows]
         return ListValue(values) if type(expected) is list else TupleValue(values)
     first, example = next(iter(arrays.items()), (NONE, None))
     if expected is example:
@@ -371,7 +392,7 @@ def _result(
     if aliases and not aliased:
         raise Break("numpy", f"{path}, where torch copies the array")
     copied = result.call_method(tx, "clone", [], {}) if aliased and not aliases else result
-    return ArrayValue(copied, type(expected))
+    return ArrayValue(copied, type(expected), known=known)
 
 
 # ---- between arrays and tensors
@@ -400,6 +421,7 @@ def _from_numpy(tx: Tracer, array: Value) -> Value:
 
 def shared_tensor(tx: Tracer, array: ArrayValue) -> Value:
     """Return the tensor on the memory of an array."""
+    tx.graph.exposed.add(array.tensor.fake.untyped_storage()._cdata)
     return array.tensor if array.source is not None else array.tensor.tp_getattro(tx, "data")
 
 
@@ -416,7 +438,7 @@ def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
 def _as_index(tx: Tracer, tensor: TensorValue, key: ArrayValue) -> Value:
     """Return an array of integers, or a mask, as the tensor that indexes like it."""
     dtype = key.tensor.fake.dtype
-    if key.tensor.fake.dim() != 1:
+    if key.tensor.fake.dim() != 1 and not issubclass(key.cls, np.integer):
         return key  # of more dimensions some are tuples of indices
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.uint8:
         return key

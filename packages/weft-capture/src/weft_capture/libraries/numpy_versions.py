@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 
 def _sign(x: torch.Tensor) -> torch.Tensor:
@@ -48,3 +52,33 @@ VERSIONS: dict[str, Callable[..., Any]] = {
     "percentile": _percentile,
 }
 """Name -> a function of plain tensors; others differ for NaN, -0, in rounding, or in shape."""
+
+
+@functools.cache
+def target_of(path: str) -> Callable[..., Any]:
+    """Return the function of `torch._numpy` on plain tensors, for a node of the graph."""
+
+    if path.startswith("fft."):
+        return _transform(getattr(torch.fft, path[4:]))
+    if path in VERSIONS:
+        return VERSIONS[path]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tnp: Any = importlib.import_module("torch._numpy")  # only where NumPy is used
+        arguments = tree_map_only(torch.Tensor, tnp.ndarray, (args, kwargs))
+        result = operator.attrgetter(path)(tnp)(*arguments[0], **arguments[1])
+        return tree_map_only(tnp.ndarray, operator.attrgetter("tensor"), result)
+
+    call.__name__ = call.__qualname__ = f"numpy_{path.replace('.', '_')}"
+    return call
+
+
+def _transform(function: Any) -> Callable[..., Any]:
+    """Return a Fourier transform of torch, which keeps the precision as NumPy 2 does."""
+    wide = {"dtype": torch.float64} if "freq" in function.__name__ else {}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        renamed = {"dim" if name[:2] == "ax" else name: value for name, value in kwargs.items()}
+        return function(*args, **renamed, **wide).resolve_conj()  # which NumPy does not know
+
+    return call

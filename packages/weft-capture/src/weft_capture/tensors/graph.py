@@ -32,7 +32,7 @@ from weft_guards.sources import Source, TensorProperty
 from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.model.constant import is_constant_object
-from weft_capture.model.containers import SequenceValue, sequence_of
+from weft_capture.model.containers import sequence_of
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.tensors import scalar_operands, subclass
@@ -44,6 +44,7 @@ from weft_capture.tensors.inputs import (
     input_name,
     note_layouts,
     note_writes,
+    refuse_reshaping,
     restore,
     states,
 )
@@ -62,7 +63,6 @@ _OF_DATA = ("data-dependent-value", "dynamic-output-shape")
 _NO_DATA = "but its data is not allocated"  # the error of fake tensors when they are read
 _AUTOCAST = torch.amp.autocast_mode
 _MODES = (torch._C._set_grad_enabled, _AUTOCAST._enter_autocast, _AUTOCAST._exit_autocast)
-_RESHAPES = ("resize_", "resize_as_", "as_strided_")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -91,6 +91,7 @@ class GraphBuilder:
         self.passed: set[Any] = set()  # autograd nodes that backward passes have freed
         self.ended: dict[TensorValue, Any] = {}  # see `functions.torch.backward.leaving`
         self.first_write = sys.maxsize  # a step; no operation before it writes in place
+        self.exposed: set[int] = set()  # memory of arrays of NumPy that tensors share
         self._assumed: set[object] = set()  # conditions on numbers out of tensors, in the graph
 
     # ---- inputs
@@ -128,9 +129,20 @@ class GraphBuilder:
             if isinstance(amount, torch.SymInt) and amount.node.expr not in self.symbols:
                 property_source = TensorProperty(source, prop, dim)
                 self.symbols[amount.node.expr] = self._placeholder(property_source, amount, now)
-        node = self._placeholder(source, fake_tensor, tensor)
-        value_class = TensorValue if inner is None else WrapperValue
         self.has_wrappers = self.has_wrappers or inner is not None
+        return self.input_like(
+            fake_tensor, tensor, source, TensorValue if inner is None else WrapperValue
+        )
+
+    def input_like(
+        self,
+        fake_tensor: torch.Tensor,
+        tensor: torch.Tensor,
+        source: Source,
+        value_class: type[TensorValue] = TensorValue,
+    ) -> TensorValue:
+        """Return the value of a tensor from outside whose fake is there, a new placeholder."""
+        node = self._placeholder(source, fake_tensor, tensor)
         value = value_class(node, fake_tensor, source, type(tensor), tensor)
         self.tx.steps.saw_tensor()
         self._by_fake[id(fake_tensor)] = value
@@ -292,7 +304,7 @@ class GraphBuilder:
     def _run(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Any:
         fake_args = [arg.example() for arg in args]
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
-        _refuse_reshaping(target, args, kwargs)
+        refuse_reshaping(target, args, kwargs)
         guard_strided(self.tx, target, fake_args, fake_kwargs)
         _quiet_fake_errors()
         before = states([*fake_args, *fake_kwargs.values()], target)
@@ -465,25 +477,6 @@ def _quiet_fake_errors() -> None:
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(
         lambda record: record.levelno < logging.ERROR
     )
-
-
-def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
-    """Break where an input is resized (only its fake would be), or a view (its base would not)."""
-    out = kwargs.get("out")
-    object_of = args[:1] if getattr(target, "__name__", target) in _RESHAPES else []
-    into = out.items if isinstance(out, SequenceValue) else [out] if out else object_of
-    tensors = [value for value in into if isinstance(value, TensorValue)]
-    from_outside = any(value.real is not None for value in tensors)
-    if not from_outside and not any(value.example()._is_view() for value in tensors):
-        return
-    same = out is not None
-    with suppress(Exception):  # an operation that fails raises later
-        rest = {name: value.example() for name, value in kwargs.items() if name != "out"}
-        results: Any = target(*(arg.example() for arg in args), **rest) if same else None
-        results = [results] if len(into) == 1 else results
-        same = same and [t.shape for t in results] == [value.example().shape for value in into]
-    if not same:
-        raise Break("tensor-storage", f"resizing {'an input tensor' if from_outside else 'a view'}")
 
 
 def _known_int(number: Any) -> Any:

@@ -20,8 +20,10 @@ from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource,
 
 from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.model.constant import constant
-from weft_capture.model.protocol import Tracer, Value
+from weft_capture.model.containers import SequenceValue
+from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.tensors import subclass, symbolic_scalars
+from weft_capture.tensors.tensor import TensorValue
 
 Layout = tuple[Any, Any, Any]
 """Sizes, strides and storage offset."""
@@ -326,3 +328,25 @@ def unread_length(tx: Tracer, container: Any) -> Value | None:
     if varying is None:
         tx.guard(container.source, "LEN", length)
     return varying or constant(length)
+
+
+_RESHAPES = ("resize_", "resize_as_", "as_strided_")
+
+
+def refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
+    """Break where an input is resized (only its fake would be), or a view (its base would not)."""
+    out = kwargs.get("out")
+    object_of = args[:1] if getattr(target, "__name__", target) in _RESHAPES else []
+    into = out.items if isinstance(out, SequenceValue) else [out] if out else object_of
+    tensors = [value for value in into if isinstance(value, TensorValue)]
+    from_outside = any(value.real is not None for value in tensors)
+    if not from_outside and not any(value.example()._is_view() for value in tensors):
+        return
+    same = out is not None
+    with suppress(Exception):  # an operation that fails raises later
+        rest = {name: value.example() for name, value in kwargs.items() if name != "out"}
+        results: Any = target(*(arg.example() for arg in args), **rest) if same else None
+        results = [results] if len(into) == 1 else results
+        same = same and [t.shape for t in results] == [value.example().shape for value in into]
+    if not same:
+        raise Break("tensor-storage", f"resizing {'an input tensor' if from_outside else 'a view'}")

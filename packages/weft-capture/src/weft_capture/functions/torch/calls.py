@@ -21,7 +21,7 @@ from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.model.slots import compare
 from weft_capture.tensors.tensor import SymValue, TensorValue, is_data
 
-_VALUES = (torch.equal, torch.allclose, torch.is_nonzero, torch.istft)
+_VALUES = (torch.equal, torch.allclose, torch.is_nonzero)
 # Functionalisation treats these as copies, too.
 _UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_with_sizes)
 
@@ -47,6 +47,11 @@ decline(
     torch._C._autograd._pop_saved_tensors_default_hooks,
 )  # fmt: skip
 decline("side-effect", "a file", open, torch.load, torch.save)
+decline(
+    "loop", "a DataLoader, whose batches are loaded eagerly",
+    "torch.utils.data.dataloader.DataLoader.__iter__",
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
+)  # fmt: skip
 decline("autograd-state", "a view that autograd takes for a copy", *_UNKNOWN_VIEWS)
 
 

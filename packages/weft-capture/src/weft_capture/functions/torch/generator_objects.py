@@ -1,11 +1,12 @@
 """`torch.Generator`: made, seeded and drawn from before the graph, in the program's order.
 
-A draw is an input of the graph, made by the program's own call. Numbers drawn into a tensor that
-the graph computes break the graph.
+A draw is an input of the graph, made by the program's own call. A tensor that is filled gets its
+numbers from such an input.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,10 @@ from weft_capture.functions.table import find, rule, rule_of_each
 from weft_capture.functions.torch.randomness import before_graph
 from weft_capture.functions.wrap import EXACT
 from weft_capture.model.constant import NONE, constant
-from weft_capture.model.containers import SequenceValue
+from weft_capture.model.containers import SequenceValue, TupleValue
 from weft_capture.model.objects import UserObject
-from weft_capture.model.protocol import Kwargs, Tracer, Value, method
-from weft_capture.tensors.tensor import SymValue
+from weft_capture.model.protocol import Kwargs, Tracer, Value, method, method_of_each
+from weft_capture.tensors.tensor import SymValue, TensorValue
 
 _CPU = torch.device("cpu")
 
@@ -76,18 +77,52 @@ def _initial_seed(tx: Tracer, self: GeneratorObject) -> Value:
     return tx.runtime_value(tx.calls.add(torch.Generator.initial_seed, self, early=True), 0)
 
 
-def _varies(value: Value) -> bool:
+def _early(tx: Tracer, value: Value) -> tuple[Value, Any]:
+    """Return a value as it is before the graph, with its data here."""
     if isinstance(value, SequenceValue):
-        return any(map(_varies, value.items))
-    return isinstance(value, SymValue)
+        pairs = [_early(tx, tx.force(item)) for item in value.items]
+        return TupleValue([item for item, _ in pairs]), tuple(number for _, number in pairs)
+    if not isinstance(value, SymValue):
+        return value, value.data(tx)
+    # A size of a computed tensor is often one of an input.
+    pregraph = tx.pregraph_value(tx.graph.symbols.get(value.sym.node.expr, value))
+    if pregraph is None:
+        raise Break("random-state", "numbers of a generator, of a size that the graph computes")
+    return SymValue(value.node, value.sym, pregraph[0]), pregraph[1]
 
 
-def _draw(function: Any, arguments: Any, options: Any, generator: torch.Generator) -> torch.Tensor:
+def _drawn(
+    tx: Tracer, draw: Any, args: list[Value], options: Kwargs, size: list[Value], generator: Value
+) -> TensorValue:
+    """Call `draw(args, options, generator)` before the graph; returns its result, of this size.
+
+    Raises:
+        Break: where the arguments are known only in the graph.
+    """
+    try:
+        early, arguments = _early(tx, TupleValue(args))
+        settings = {name: value.data(tx) for name, value in options.items()}
+    except NotConstant as error:
+        raise Break("random-state", f"numbers of a generator for {error}") from None
+    with unset_fake_temporarily():
+        hint = draw(arguments, settings, torch.Generator())
+    if hint.requires_grad or hint.device != _CPU:
+        raise Break("random-state", "numbers of a generator, as a leaf or on another device")
+    source = tx.calls.add(draw, early, tx.literal(settings), generator, early=True)
+    if any(isinstance(number, SymValue) for number in size):
+        fake = torch.empty([number.example() for number in size], dtype=hint.dtype)
+        return tx.graph.input_like(fake, hint, source)
+    return tx.graph.tensor_input(hint, source)
+
+
+def _of_function(
+    function: Any, arguments: Any, options: Any, generator: torch.Generator
+) -> torch.Tensor:
     drawn: torch.Tensor = function(*arguments, **options, generator=generator)
     return drawn
 
 
-_MAKERS = (torch.rand, torch.randn, torch.randint, torch.randperm)
+_MAKERS = (torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal)
 _otherwise: dict[Any, Any] = {function: find(function) for function in _MAKERS}
 
 
@@ -100,16 +135,34 @@ def _drawing(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
             return tx.apply(handler, list(args), kwargs)
         return tx.graph.emit("call_function", function, list(args), kwargs)
     options: Kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
-    if any(map(_varies, args)) or any(map(_varies, options.values())):
-        raise Break("random-state", "numbers of a generator, of a size that varies")
-    try:
-        arguments = [arg.data(tx) for arg in args]
-        settings = {name: value.data(tx) for name, value in options.items()}
-    except NotConstant as error:
-        raise Break("random-state", f"numbers of a generator for {error}") from None
-    with unset_fake_temporarily():
-        hint = _draw(function, arguments, settings, torch.Generator())
-    if hint.requires_grad or hint.device != _CPU:
-        raise Break("random-state", "numbers of a generator, as a leaf or on another device")
-    row = constant(function), tx.literal(tuple(arguments)), tx.literal(settings)
-    return tx.graph.tensor_input(hint, tx.calls.add(_draw, *row, generator, early=True))
+    last = args[-1] if args else NONE
+    size = list(map(tx.force, last.items)) if isinstance(last, SequenceValue) else list(args)
+    draw = functools.partial(_of_function, function)
+    return _drawn(tx, draw, list(args), options, size, generator)
+
+
+def _of_method(
+    name: str, dtype: torch.dtype, arguments: Any, options: Any, generator: torch.Generator
+) -> torch.Tensor:
+    layout, rest = arguments
+    strided = len(layout) > 1
+    filled = (torch.empty_strided if strided else torch.empty)(*layout, dtype=dtype)
+    return getattr(filled, name)(*rest, **options, generator=generator)  # type: ignore[no-any-return]
+
+
+@method_of_each(
+    TensorValue,
+    *("normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_"),
+)
+def _filling(name: str, tx: Tracer, self: TensorValue, /, *args: Value, **kwargs: Value) -> Value:
+    """Draw into a new tensor of the same layout before the graph, which copies it."""
+    generator = kwargs.get("generator", NONE)
+    if not isinstance(generator, GeneratorObject):
+        return tx.graph.emit("call_method", name, [self, *args], kwargs)
+    options: Kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
+    props = ("size",) if self.fake.is_contiguous() else ("size", "stride")
+    layout = [TupleValue(self.call_method(tx, prop, [], {}).unpack(tx)) for prop in props]
+    draw = functools.partial(_of_method, name, self.fake.dtype)
+    arguments: list[Value] = [TupleValue([*layout]), TupleValue([*args])]
+    drawn = _drawn(tx, draw, arguments, options, list(layout[0].items), generator)
+    return self.call_method(tx, "copy_", [drawn], {})

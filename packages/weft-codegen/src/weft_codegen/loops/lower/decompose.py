@@ -79,6 +79,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     table[aten._int_mm.default] = _integer_product
+    table[aten._amp_foreach_non_finite_check_and_unscale.default] = _unscale
     embedding = aten.embedding_dense_backward.default
     table[embedding] = functools.partial(_on_cpu, table[embedding])  # else a copy of the zeros
     return {op: _but_for_rare(rule) for op, rule in table.items()}
@@ -130,6 +131,15 @@ def _nll_loss_backward(
         value = value * weight[place]
     value = torch.where(used, value, 0).to(x.dtype).expand(target.shape)
     return torch.zeros_like(x).scatter(channel, place, value)
+
+
+def _unscale(grads: Any, found: Any, factor: Any) -> Any:
+    """What `GradScaler.unscale_` does: the gradients times `factor`, `found` 1 where not finite."""
+    for grad in grads:
+        found = torch.where(torch.isfinite(grad).all(), found, 1.0)
+    wide = [torch.promote_types(grad.dtype, torch.float32) for grad in grads]
+    pairs = zip(grads, wide, strict=True)
+    return [(grad.to(dtype) * factor.to(dtype)).to(grad.dtype) for grad, dtype in pairs], found
 
 
 def _variance(name: str, x: Any, *rest: Any, **options: Any) -> Any:
