@@ -127,3 +127,17 @@ def test_floats_made_of_sizes_are_computed_in_the_code():
         torch.testing.assert_close(compiled(x, n), function(x, n))
     (frame,) = weft.report().frames
     assert not frame.uncompiled
+
+
+def test_ints_of_floats_of_sizes_are_computed_by_python():
+    def capacity(x, factor):
+        x = x.reshape(-1, 3)
+        count = int(factor * x.shape[0] * 2 / 4)
+        return x.new_zeros(count, 2) + x.sum(), x[:count] * 2, count
+
+    compiled = weft.compile(capacity)
+    for rows, columns in ((2, 6), (3, 5), (4, 8)):
+        x = torch.randn(rows, columns, 3)
+        torch.testing.assert_close(compiled(x, 1.3), capacity(x, 1.3))
+    (frame,) = weft.report().frames
+    assert not frame.uncompiled and frame.graphs == 2

@@ -105,11 +105,9 @@ class ArrayValue(Value):
             known.setflags(write=False)
         self.made_at = self._writes(tensor.fake)
 
-    def content(self, tx: Tracer) -> Any:
+    def content(self) -> Any:
         """Return what the array holds, if that follows from constants alone."""
-        fake = self.tensor.fake
-        shared = fake.untyped_storage()._cdata in tx.graph.exposed
-        return None if shared or self._writes(fake) != self.made_at else self.known
+        return self.known if self._writes(self.tensor.fake) == self.made_at else None
 
     @staticmethod
     def _writes(fake: Any) -> int:
@@ -117,7 +115,7 @@ class ArrayValue(Value):
         return writes
 
     def nb_bool(self, tx: Tracer) -> bool:
-        content = self.content(tx)
+        content = self.content()
         if content is None or content.size != 1:
             raise Break("data-dependent-branch", "truth of an array")
         return bool(content)
@@ -128,7 +126,7 @@ class ArrayValue(Value):
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
-            content = self.content(tx)
+            content = self.content()
             if content is not None:
                 return tx.literal(getattr(content, name)())
             return self.tensor.call_method(tx, name, [], {})
@@ -179,7 +177,7 @@ class ArrayValue(Value):
         return symbolic_scalars.computed(tx, self.tensor, example=np.float64())
 
     def tp_iter(self, tx: Tracer) -> Value:
-        content = self.content(tx)
+        content = self.content()
         if content is not None and content.ndim == 1 and content.dtype.type in CONSTANT_TYPES:
             return tx.iterator_over(list(map(constant, content)))
         count = self.tensor.call_method(tx, "__len__", [], {}).as_constant()
@@ -293,7 +291,7 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
 
 def _known(tx: Tracer, path: str, arguments: Any, arrays: list[ArrayValue]) -> Any:
     """Return NumPy's result for arrays whose content is known, else None."""
-    contents = {array: array.content(tx) for array in arrays}
+    contents = {array: array.content() for array in arrays}
     if any(content is None for content in contents.values()):
         return None
     args, kwargs = tree_map_only(ArrayValue, contents.__getitem__, arguments)
@@ -421,7 +419,6 @@ def _from_numpy(tx: Tracer, array: Value) -> Value:
 
 def shared_tensor(tx: Tracer, array: ArrayValue) -> Value:
     """Return the tensor on the memory of an array."""
-    tx.graph.exposed.add(array.tensor.fake.untyped_storage()._cdata)
     return array.tensor if array.source is not None else array.tensor.tp_getattro(tx, "data")
 
 

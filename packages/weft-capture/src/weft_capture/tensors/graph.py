@@ -49,7 +49,7 @@ from weft_capture.tensors.inputs import (
     states,
 )
 from weft_capture.tensors.subclass import RaggedSize, WrapperValue
-from weft_capture.tensors.tensor import SymValue, TensorValue, check_operator
+from weft_capture.tensors.tensor import SymValue, TensorValue, check_operator, memory_of
 
 _CODES = {
     "RecursionError": "recursion",
@@ -91,7 +91,7 @@ class GraphBuilder:
         self.passed: set[Any] = set()  # autograd nodes that backward passes have freed
         self.ended: dict[TensorValue, Any] = {}  # see `functions.torch.backward.leaving`
         self.first_write = sys.maxsize  # a step; no operation before it writes in place
-        self.exposed: set[int] = set()  # memory of arrays of NumPy that tensors share
+        self.written: list[tuple[int, set[object]]] = []  # steps, and the memory that they wrote to
         self._assumed: set[object] = set()  # conditions on numbers out of tensors, in the graph
 
     # ---- inputs
@@ -332,7 +332,10 @@ class GraphBuilder:
             self.shape_env.pending_fresh_unbacked_symbols.clear()
             if not self.reads_data():
                 raise Break("dynamic-output-shape", str(target))
-        if states([fake for fake, *_ in before], target) != before:
+        after = states([fake for fake, *_ in before], target)
+        if changed := {memory_of(old[0]) for old, new in zip(before, after) if old != new}:
+            self.written.append((self.tx.steps.now, changed))
+            self.tx.journal.on_rollback(self.written.pop)
             self.tx.journal.on_rollback(note_layouts(self.inputs, before))
             self.tx.journal.on_rollback(note_writes(self.inputs, self.tx.steps.now))
             self.tx.journal.on_rollback(functools.partial(restore, before))
@@ -454,6 +457,10 @@ class GraphBuilder:
     def writes(self) -> int:
         """Count the writes in place to inputs so far."""
         return sum(version_of(entry.node_example) - entry.version for entry in self.inputs)
+
+    def input_memory(self) -> set[object]:
+        """Return the memory of the inputs."""
+        return {memory_of(entry.node_example) for entry in self.inputs}
 
     # ---- the finished graph
 

@@ -266,7 +266,30 @@ def pregraph_value(tx: Tracer, value: Any) -> PregraphValue | None:
         return entry.source, entry.example
     if getattr(operand, "target", None) in (*_ARITHMETIC, *_WHOLE):
         return _before(tx, operand.target, *operand.args)
-    return None
+    size = operand.meta.get("example_value") if isinstance(operand, Node) else None
+    return _of_sizes(tx, size.node.expr) if isinstance(size, torch.SymInt) else None
+
+
+def _of_sizes(tx: Tracer, expr: Any) -> PregraphValue | None:
+    """Return the size of a computed tensor, as far as it is whole arithmetic of inputs' sizes."""
+    if expr.is_Integer:
+        return ConstSource(int(expr)), int(expr)
+    if expr.is_Symbol:
+        node = tx.graph.symbols.get(expr)
+        entry = None if node is None else tx.graph.input_at.get(node)
+        return (entry.source, entry.example) if entry and type(entry.example) is int else None
+    function = _SIZES.get(type(expr).__name__)
+    parts = [_of_sizes(tx, arg) for arg in expr.args] if function else []
+    known = [part for part in parts if part is not None]
+    if function is None or len(known) < len(parts):
+        return None
+    source, number = known[0]
+    for other, operand in known[1:]:
+        source, number = CallSource(function, (source, other)), function(number, operand)
+    return source, number
+
+
+_SIZES: dict[str, Any] = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv}
 
 
 def _packed(*items: Any) -> tuple[Any, ...]:

@@ -338,8 +338,8 @@ def selected(tx: Tracer, result: Value, tensors: list[Value]) -> Value:
     group = [tensor for tensor in tensors if isinstance(tensor, TensorValue)]
     if len(group) > 1:
         versions = [(t.fake, t.fake._version) for t in (*group, result)]
-        memory = {_memory(tensor.node) for tensor in group} - {None}
-        tx.watch(_Selection(tx.steps.now, _memory(result.node), memory, versions))
+        memory = {memory_of(tensor.fake) for tensor in group} - {None}
+        tx.watch(_Selection(tx.steps.now, memory_of(result.fake), memory, versions))
     return result
 
 
@@ -360,17 +360,14 @@ class _Selection:
         group = set(self.group)
         for _ in selections:  # one of them may be the result of another selection
             group = group.union(*(s.group for s in selections if s.memory in group))
-        leaving = {_memory(node) for node in out.graph_outputs}
-        if self.memory in leaving and group & (
-            leaving | {_memory(e.node) for e in tx.graph.inputs}
-        ):
+        leaving = {memory_of(node.meta.get("example_value")) for node in out.graph_outputs}
+        if self.memory in leaving and group & (leaving | tx.graph.input_memory()):
             detail = "one of several tensors leaves the graph, as the object that it is"
             raise Break("data-dependent-branch", detail, self.step)
 
 
-def _memory(node: Node) -> object:
+def memory_of(tensor: object) -> object:
     """Return what identifies the memory of a node's tensor; None where it has none of its own."""
-    tensor = node.meta.get("example_value")
     if isinstance(tensor, torch.Tensor) and torch._C._has_storage(tensor):
         return tensor.untyped_storage()._cdata
     return None

@@ -127,7 +127,8 @@ def _number(number_type: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> V
     if args and isinstance(args[0], SymValue):
         if args[0].python_type() is number_type:
             return args[0]
-        return tx.graph.emit("call_function", _IN_GRAPH[number_type], list(args), {})
+        whole = symbolic_scalars.by_python(tx, int, list(args)) if number_type is int else None
+        return whole or tx.graph.emit("call_function", _IN_GRAPH[number_type], list(args), {})
     if len(args) != 1 or kwargs or args[0].is_constant():
         return fold(tx, number_type, list(args), kwargs)
     name = f"__{number_type.__name__}__"

@@ -84,8 +84,7 @@ def _early(tx: Tracer, value: Value) -> tuple[Value, Any]:
         return TupleValue([item for item, _ in pairs]), tuple(number for _, number in pairs)
     if not isinstance(value, SymValue):
         return value, value.data(tx)
-    # A size of a computed tensor is often one of an input.
-    pregraph = tx.pregraph_value(tx.graph.symbols.get(value.sym.node.expr, value))
+    pregraph = tx.pregraph_value(value)
     if pregraph is None:
         raise Break("random-state", "numbers of a generator, of a size that the graph computes")
     return SymValue(value.node, value.sym, pregraph[0]), pregraph[1]

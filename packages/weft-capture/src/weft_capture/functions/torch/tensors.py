@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from weft_guards.payloads import shares_memory
 
 from weft_capture.breaks import Break
 from weft_capture.functions.table import graph
-from weft_capture.model.constant import FALSE, NONE, constant
+from weft_capture.model.constant import FALSE, NONE, TRUE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
-from weft_capture.model.protocol import Kwargs, Tracer, Value, method
+from weft_capture.model.protocol import Kwargs, Output, Tracer, Value, method
 from weft_capture.model.slots import combined
 from weft_capture.tensors import symbolic_scalars
 from weft_capture.tensors.scalar_operands import before_graph, numbers
 from weft_capture.tensors.subclass import WrapperValue
-from weft_capture.tensors.tensor import SymValue, TensorValue
+from weft_capture.tensors.tensor import SymValue, TensorValue, memory_of
 
 Dim = Value | None
 _COUNTERS = ("torch.optim.asgd",)  # modules in which a number of the state decides a branch
@@ -184,10 +186,25 @@ def _width(entry: Value) -> int:
     return 0 if entry_type in (type(None), bool) else 1
 
 
-def _selected(tx: Tracer, tensor: TensorValue, key: Value) -> tuple[Value, Value]:
-    """The tensor after its symbolic entries, and what is left of the index."""
+def _is_position(entry: Value) -> bool:
+    """Say whether an entry is an integer in a tensor."""
+    return isinstance(entry, TensorValue) and not entry.fake.dim() and entry.fake.dtype in _SIGNED
+
+
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _selected(
+    tx: Tracer, tensor: TensorValue, key: Value, copies: bool = False
+) -> tuple[Value, Value]:
+    """The tensor after its symbolic entries, and what is left of the index.
+
+    `copies`: integers in tensors are such entries, too; what they select is a copy.
+    """
     entries = list(key.items) if type(key) is TupleValue else [key]
-    if not any(map(_is_symbolic, entries)):
+    plain = type(tensor) is TensorValue and not (tx.overrides.modes or tx.transforms)
+    copies = copies and plain and not tx.graph.reads_data()
+    if not any(_is_symbolic(entry) or (copies and _is_position(entry)) for entry in entries):
         return tensor, key
     dots = [i for i, entry in enumerate(entries) if entry.python_type() is type(Ellipsis)]
     if len(dots) > 1:
@@ -203,7 +220,84 @@ def _selected(tx: Tracer, tensor: TensorValue, key: Value) -> tuple[Value, Value
         if _is_symbolic(entries[i]):
             at = constant(sum(widths[:i]))
             value = tx.graph.emit("call_method", "select", [value, at, entries.pop(i)], {})
+        elif copies and _is_position(entries[i]):
+            value = _copied(tx, value, sum(widths[:i]), entries.pop(i))
     return value, TupleValue(entries or [constant(...)])
+
+
+def _as_row(tx: Tracer, key: Value) -> Value:
+    """Make the integers in tensors with which an index begins tensors of one dimension.
+
+    The place that they select has one dimension more in front, which an assignment takes no notice
+    of, and their values are not read.
+    """
+    entries = list(key.items) if type(key) is TupleValue else [key]
+    first = next((i for i, entry in enumerate(entries) if not _is_position(entry)), len(entries))
+    rest = [entry.python_type() for entry in entries[first:]]
+    if tx.graph.reads_data() or not all(e in (int, slice, type(...), type(None)) for e in rest):
+        return key
+    one = constant(1)
+    for i in range(first):
+        entries[i] = (
+            entries[i].call_method(tx, "long", [], {}).call_method(tx, "reshape", [one], {})
+        )
+    return TupleValue(entries) if first else key
+
+
+def _copied(tx: Tracer, value: Value, dim: int, position: Value) -> Value:
+    """Select an item by gathering it, where the program cannot tell that this is a copy.
+
+    The value of the position is not read.
+    """
+    assert isinstance(value, TensorValue)
+    if not value.fake.is_contiguous() or value.fake.layout is not torch.strided:
+        raise Break("data-dependent-value", "a number in a tensor as an index")
+    index = ListValue([NONE] * dim + [position.call_method(tx, "long", [], {})])
+    copy = tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [value, index], {})
+    assert isinstance(copy, TensorValue)
+    watcher = _Copied(tx.steps.now, value.fake, copy.fake, dim, tx.graph.mode.writes)
+    tx.watch(watcher)
+    return copy
+
+
+@dataclass(eq=False)
+class _Copied:
+    """A copy of an item of `base`, which eager's result shares memory with."""
+
+    step: int
+    base: torch.Tensor
+    copy: torch.Tensor
+    dim: int
+    writes: int
+
+    def check(self, tx: Tracer, out: Output) -> None:
+        """Break at the step where the program could tell."""
+        memory, base = memory_of(self.copy), memory_of(self.base)
+        if self.base.is_inference() and tx.graph.mode.writes != self.writes:
+            raise Break("data-dependent-value", "a write in inference mode", self.step)
+        steps = [at for at, where in tx.graph.written if at >= self.step and where & {base, memory}]
+        if steps and (memory in self._written(tx) or self._last_read(tx, memory) >= min(steps)):
+            raise Break("data-dependent-value", "a write to an item, or around it", self.step)
+        leaving = {memory_of(node.meta.get("example_value")) for node in out.graph_outputs}
+        if memory not in leaving:
+            return
+        same = self.base.select(self.dim, 0).stride() == self.copy.stride()
+        if steps or not same or base in leaving | tx.graph.input_memory():
+            raise Break("data-dependent-value", "an item leaves the graph, as a view", self.step)
+
+    def _written(self, tx: Tracer) -> set[object]:
+        return set().union(*(where for at, where in tx.graph.written if at >= self.step))
+
+    def _last_read(self, tx: Tracer, memory: object) -> int:
+        """Return the last step that reads the copy or a view of it."""
+        steps = [
+            step
+            for node, step in tx.graph.step_of_node.items()
+            if not node._erased
+            for source in node.all_input_nodes
+            if memory_of(source.meta.get("example_value")) == memory
+        ]
+        return max(steps, default=-1)
 
 
 def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
@@ -244,13 +338,22 @@ def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
     mask = numbers(key, fix=True) if masks else None
     if mask and len(mask) == self.fake.shape[0] and any(mask):
         key = tx.builtin(torch.tensor, tx.literal([i for i, s in enumerate(mask) if s]))
-    tensor, rest = _selected(tx, self, key)
+    tensor, rest = _selected(tx, self, key, copies=True)
+    if rest is not key and rest.is_constant() and rest.as_constant() == (...,):
+        return tensor
     return tx.graph.emit("call_function", operator.getitem, [tensor, rest], {})
 
 
 @method(TensorValue, "__setitem__")
 def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> None:
-    tensor, rest = _selected(tx, self, _plain_index(tx, self, key))
+    key = _plain_index(tx, self, key)
+    row = _as_row(tx, key)
+    if row is not key and isinstance(value, TensorValue):
+        reals: list[Any] = [self.real, value.real]
+        if None not in reals and shares_memory(reals[:1], reals[1:]):  # the item, after `+=`
+            raise Break("data-dependent-value", "an item that is set to itself")
+        value = value.call_method(tx, "to", [constant(self.fake.dtype)], {"copy": TRUE})
+    tensor, rest = _selected(tx, self, row)
     truth = isinstance(rest, TensorValue) and rest.fake.dtype is torch.bool and not rest.fake.dim()
     if truth and self.fake.is_floating_point() and value.python_type() in (bool, int, float):
         # An index would be read.
