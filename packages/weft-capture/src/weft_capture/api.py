@@ -38,7 +38,6 @@ from weft_capture.decorators import is_compiling
 from weft_capture.output.capture_cache import CaptureCache
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.policy import selection, stance
-from weft_capture.policy.coroutine_entry import SUSPENDING, driven
 from weft_capture.policy.rank_agreement import agreed, set_lookup
 from weft_capture.policy.reports import (
     CodeLog,
@@ -362,8 +361,7 @@ def capture(
         share: calls for one code object and an equal value share their entries; None: no sharing.
     """
     request = CaptureRequest(backend, fullgraph, rules, first_backend, marks_modules)
-    framed = selection.framed(function)
-    function = framed
+    function = selection.framed(function)
     state = Capture(request) if share is None else _shared(function.__code__, share, request)
     state.asked = weakref.ref(function.__code__)
 
@@ -375,9 +373,7 @@ def capture(
         return frame.run(state, function, *args, **kwargs)
 
     frame.skip(optimised.__code__)
-    if framed.__code__.co_flags & SUSPENDING:
-        optimised = driven(framed, optimised, state)
-    functools.update_wrapper(optimised, framed)
+    functools.update_wrapper(optimised, function)
     optimised._weft_capture = state  # type: ignore[attr-defined]
     return optimised
 

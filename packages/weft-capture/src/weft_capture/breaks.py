@@ -258,9 +258,8 @@ REASONS: dict[str, Reason] = {
         "await it outside of the compiled function",
     ),
     "suspends": Reason(
-        "a coroutine waits, or a generator yields: the next graph begins where it goes on",
-        "none needed: the code in between is compiled",
-        expected=True,
+        "a coroutine or generator function waits or yields to code that is not compiled",
+        "compile the functions that it calls",
     ),
     "loop": Reason(
         "a loop that contains a graph break goes on: its iterator is advanced eagerly",

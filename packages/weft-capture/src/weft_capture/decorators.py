@@ -17,11 +17,9 @@ from weft_capture import frame
 from weft_capture.breaks import Break
 from weft_capture.functions.table import code_rule, decline, graph, rule
 from weft_capture.model.constant import NONE, TRUE, constant, fold
-from weft_capture.model.functions import FunctionValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.model.region_marks import mark_call
 from weft_capture.policy import break_mode
-from weft_capture.policy.coroutine_entry import driven
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,13 +102,6 @@ def _run(tx: Tracer, miss: Value, function: Value, *args: Value, **kwargs: Value
     if miss is NONE:
         raise Break("disabled", function.describe())
     return function.tp_call(tx, list(args), kwargs)
-
-
-def _inline(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
-    return function.tp_getattro(tx, "__wrapped__").tp_call(tx, args, kwargs)
-
-
-code_rule(next(filter(inspect.iscode, driven.__code__.co_consts)))(_inline)
 
 
 @rule("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")

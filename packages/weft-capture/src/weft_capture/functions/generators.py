@@ -31,8 +31,6 @@ from weft_capture.model.functions import FunctionValue
 from weft_capture.model.iterators import CombinedIterator, Iterated, IteratorValue
 from weft_capture.model.objects import UserObject
 from weft_capture.model.protocol import Frame, Kwargs, MethodOf, Output, Raised, Tracer, Value
-from weft_capture.policy.coroutine_entry import call_in_hook
-from weft_capture.policy.selection import is_skipped_code
 from weft_capture.python_compat import CLOSE_RETURNS
 
 
@@ -60,7 +58,6 @@ class GeneratorValue(IteratorValue):
         self.flags = self.function.code.co_flags
         self.type_name = generator_type_name(self.flags)
         self.module = self.function.globals.get("__name__")
-        self.is_library_code = is_skipped_code(self.function.code, self.module)
         self.cls = _TYPES[self.type_name]
 
     def snapshot(self) -> Callable[[], None]:
@@ -226,9 +223,6 @@ class GeneratorValue(IteratorValue):
             raise Break("generator", text)
         frame, name = self.frame, self.function.name
         if frame is not None and not self.started:
-            if plain and not self.is_library_code:
-                out.call(call_in_hook, [self.function, *self.args], self.kwargs)
-                return
             out.call(self.function if plain else self.created_by, self.args, self.kwargs)
             return
         names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]

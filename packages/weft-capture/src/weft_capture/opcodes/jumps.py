@@ -77,8 +77,8 @@ def _return_value(frame: Frame, instr: Instr) -> None:
 def _return_generator(frame: Frame, instr: Instr) -> None:
     # The generator object stands for the frame from here on; the POP_TOP behind this instruction
     # pops what the first resumption sends.
-    if frame.decoded.flags & inspect.CO_ASYNC_GENERATOR:
-        error = Break("async", "an asynchronous generator")
+    if frame.stepped:
+        error = Break("suspends", frame.function.describe())
         error.eager_frame = frame
         raise error
     frame.stack.append(NONE)
@@ -86,8 +86,6 @@ def _return_generator(frame: Frame, instr: Instr) -> None:
 
 @opcode("YIELD_VALUE")
 def _yield_value(frame: Frame, instr: Instr) -> None:
-    if frame.stepped:
-        raise Break("suspends")
     frame.yielded = frame.stack.pop()
 
 
@@ -118,14 +116,7 @@ def _send(frame: Frame, instr: Instr) -> None:
         if not issubclass(raised.value.python_type(), StopIteration):
             raise
         item, result = None, raised.value.tp_getattro(tx, "value")
-    except Break:
-        users = isinstance(inner, GeneratorValue) and not inner.is_library_code
-        if frame.stepped and not users:
-            raise Break("suspends") from None
-        raise
     if item is not None:
-        if frame.stepped:
-            raise Break("suspends")
         frame.stack.append(item)
         return
     frame.stack[-1:] = frame.send_result(inner, result)
@@ -147,10 +138,7 @@ def _get_awaitable(frame: Frame, instr: Instr) -> None:
     cls = value.python_type()
     if not (hasattr(cls, "__await__") or cls is types.GeneratorType or instr.arg):
         frame.tx.raise_(TypeError, error_text(awaits, cls))
-    try:
-        frame.stack[-1] = awaitable(frame, value)
-    except Break as reason:
-        raise (Break("suspends") if frame.stepped else reason) from None
+    frame.stack[-1] = awaitable(frame, value)
 
 
 def awaitable(frame: Frame, value: Value) -> Value:

@@ -41,7 +41,6 @@ from weft_capture.model.protocol import Frame, MethodOf, Tracer, Value
 from weft_capture.output.eager_instruction import RealStep
 from weft_capture.output.entry import InnerFrames, from_the_start
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
-from weft_capture.policy.coroutine_entry import SUSPENDING
 from weft_capture.tensors.inputs import GraphInput
 from weft_capture.tensors.modes import handlers_off
 
@@ -83,15 +82,13 @@ def _run_in(inference: bool, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-def _in_handler(error: Break, frame: OuterFrame) -> Break:
+def _in_handler(error: Break) -> Break:
     """Return the break for a break inside the handler of an exception that eager code raised.
 
     Capture cannot go back to the instruction that raised, and no other frame can handle the
-    exception. An uncaught exception may end the handler, but not in a resumed generator, where the
-    interpreter forgets the exception that is being handled.
+    exception. An uncaught exception may end the handler.
     """
     if error.code == "uncaught-exception":
-        error.eager_frame = frame if frame.decoded.flags & SUSPENDING else error.eager_frame
         return error
     result = Break("handler", " ".join(filter(None, (error.code, error.detail))))
     result.user_stack = error.user_stack
@@ -167,7 +164,7 @@ class Assembly:
         """
         tx = frame.tx
         if stopped is not None and any(outer.exception is not None for outer in stopped.frames):
-            raise _in_handler(stopped.error, frame)
+            raise _in_handler(stopped.error)
         end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
         assembly = cls(tx, frame, stopped, end_mode, frozenset())
         assembly.body({})

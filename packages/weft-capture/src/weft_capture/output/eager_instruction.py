@@ -98,9 +98,6 @@ class RealStep:
         if WITH_CALLS_SPECIAL_METHODS and instr.opname in _ENTERS:
             self._enter(index, *_ENTERS[instr.opname])
             return
-        if instr.opname in ("SEND", "YIELD_VALUE"):
-            self._suspend(index, instr)
-            return
         if instr.target is not None:
             self._branch(index, instr)
             return
@@ -170,26 +167,6 @@ class RealStep:
             # An inlined comprehension restores a NULL in a variable that was unbound before.
             names += (done.argval,) * (done.opname == "STORE_FAST" and self.below[-1])
         self.writer.call_resume(make_resume(self.decoded, index, stack, names, self.keep), kept)
-
-    def _suspend(self, index: int, instr: Instr) -> None:
-        """Write a `yield`, or the loop of an `await` or `yield from`."""
-        writer, after, stack = self.writer, index + 2, self.below
-        if instr.target is None:
-            for position in (index, index + 1):  # up to RESUME
-                writer.original(position)
-        else:
-            loop, done = writer.label(), writer.label()
-            writer.jump(loop)  # 3.13 looks for the handler of SEND one instruction before it
-            writer.replacing(index)
-            writer.mark(loop)
-            writer.original(index, done)
-            for position in (index + 1, index + 2):
-                writer.original(position)
-            writer.original(index + 3, loop)
-            writer.mark(done)
-            after, stack = instr.target, stack_after(instr, stack, jump=True)
-        self.resume(after, stack)
-        self._handle(index)
 
     def _branch(self, index: int, instr: Instr) -> None:
         assert instr.target is not None

@@ -1,1 +1,1 @@
-"""Policy: which code is captured, stances, coroutines, reports."""
+"""Policy: which code is captured, stances, reports."""
