@@ -13,9 +13,9 @@ import ast
 from types import CodeType
 
 from .decode import decode
-from .decompile_rules import NO_MEANING, RULES, STOP, Awaiting, iterator_of, negated
+from .decompile_rules import NO_MEANING, RULES, STOP, negated
 from .decompile_state import Names, NotExpressible, State, Walk, load
-from .instr import CO_COROUTINE, CO_GENERATOR, Handler, Instr
+from .instr import Handler, Instr
 from .tidy import delete, renumber, store, tidy
 
 
@@ -54,11 +54,7 @@ class Decompiler(State):
             body.insert(0, ast.Nonlocal(outer))
         if self.globals & self.stored:
             body.insert(0, ast.Global(sorted(self.globals & self.stored)))
-        suspends = any(isinstance(n, ast.Yield | ast.YieldFrom) for s in body for n in ast.walk(s))
-        if decoded.flags & CO_GENERATOR and not suspends:
-            body.append(ast.Expr(ast.Yield()))  # never reached: it makes this a generator
-        kind = "async def" if decoded.flags & CO_COROUTINE else "def"
-        tree = ast.parse(f"{kind} {name}({', '.join(args)}): pass")
+        tree = ast.parse(f"def {name}({', '.join(args)}): pass")
         tree.body[0].body = body  # type: ignore[attr-defined]
         return ast.unparse(ast.fix_missing_locations(tree))
 
@@ -125,8 +121,6 @@ class Decompiler(State):
         if instr.opname == "JUMP":
             assert instr.target is not None
             return instr.target
-        if instr.opname == "SEND":
-            return self._wait(walk, instr)
         if instr.opname == "RETURN_VALUE":
             value = walk.stack.pop()
             self.spill(walk)
@@ -144,7 +138,7 @@ class Decompiler(State):
 
     def _forks(self, index: int) -> bool:
         instr = self.decoded.instrs[index]
-        return instr.target is not None and instr.opname not in ("JUMP", "SEND")
+        return instr.target is not None and instr.opname != "JUMP"
 
     def _test(self, walk: Walk, instr: Instr) -> tuple[ast.expr, list[ast.expr | None]]:
         """Evaluate the condition of a jump; returns it, and the operands when it jumps."""
@@ -178,22 +172,6 @@ class Decompiler(State):
         self._run(taken, target, seen)
         walk.out.append(ast.If(test, arm or [ast.Pass()], []))
         return index + 1
-
-    def _wait(self, walk: Walk, instr: Instr) -> int:
-        """Write the loop of an `await` or `yield from`, which SEND begins."""
-        sent, iterator = self.pop(walk), self.pop(walk)
-        if not (isinstance(sent, ast.Constant) and sent.value is None):
-            raise NotExpressible("SEND of a value")
-        assert instr.target is not None
-        self.spill(walk)
-        if self.decoded.flags & CO_COROUTINE:
-            waits: ast.expr = ast.Await(self.named(Awaiting, iterator))
-        else:
-            waits = ast.YieldFrom(self.named(iterator_of, iterator))
-        if self.decoded.instrs[instr.target].opname == "END_SEND":
-            walk.stack.append(ast.Constant(None))
-        walk.stack.append(waits)
-        return instr.target
 
     def _raise(self, walk: Walk, instr: Instr) -> None:
         count = instr.arg if instr.opname == "RAISE_VARARGS" else 1
@@ -230,6 +208,4 @@ class Decompiler(State):
         if handler is None:
             return None
         first = [i.opname for i in self.decoded.instrs[handler.target : handler.target + 3]]
-        if first[0] in ("CLEANUP_THROW", "STOPITERATION_ERROR"):
-            return None
         return None if first == ["COPY", "POP_EXCEPT", "RERAISE"] else handler

@@ -28,21 +28,6 @@ def cell_of(function: Any) -> CellType:
     return cell
 
 
-class Awaiting:
-    """An awaitable of an iterator that `await` has already asked for."""
-
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator
-
-    def __await__(self) -> Any:
-        return iterator_of(self.iterator)
-
-
-def iterator_of(iterator: Any) -> Any:
-    """What `yield from` takes instead of an awaitable's iterator, which may be a coroutine."""
-    return iterator.__await__() if hasattr(iterator, "cr_code") else iterator
-
-
 # ---- expressions
 
 
@@ -345,18 +330,13 @@ def _check_exc_match(self: State, walk: Walk, instr: Instr) -> None:
 
 def _before_with(self: State, walk: Walk, instr: Instr) -> None:
     special, enter = self.name(self.names.special_method), self.fresh("enter")
-    kind = "a" if "ASYNC" in instr.opname else ""
     self.spill(walk)
     manager = self.pop(walk)
-    methods = [call(load(special), manager, _literal(f"__{kind}{n}__")) for n in ("enter", "exit")]
+    methods = [call(load(special), manager, _literal(f"__{n}__")) for n in ("enter", "exit")]
     self.assign(walk, enter, methods[0])
     walk.stack += call_pair(methods[1], None) if PY314 else (methods[1],)
     self.spill(walk)
     walk.stack.append(call(load(enter)))
-
-
-def _end_send(self: State, walk: Walk, instr: Instr) -> None:
-    del walk.stack[-2]
 
 
 NO_MEANING = frozenset(("RESUME", "NOP", "MAKE_CELL", "COPY_FREE_VARS"))
@@ -414,12 +394,8 @@ RULES: dict[str, Rule] = {
     "PUSH_EXC_INFO": _push_exc_info,
     "CHECK_EXC_MATCH": _check_exc_match,
     "BEFORE_WITH": _before_with,
-    "BEFORE_ASYNC_WITH": _before_with,
     "LOAD_ASSERTION_ERROR": lambda self, walk, instr: walk.stack.append(
         load(self.name(AssertionError))
     ),
-    "RETURN_GENERATOR": lambda self, walk, instr: walk.stack.append(None),
-    "YIELD_VALUE": _takes(1, ast.Yield),
-    "END_SEND": _end_send,
 }
 """How each instruction of the vocabulary is written; one without a row is not expressible."""

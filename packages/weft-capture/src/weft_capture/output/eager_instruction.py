@@ -28,12 +28,6 @@ _NO_WORK = frozenset(
 """Instructions of handlers that only store the exception or a constant."""
 
 
-_ENTERS = {
-    "BEFORE_WITH": ("__enter__", "__exit__"),
-    "BEFORE_ASYNC_WITH": ("__aenter__", "__aexit__"),
-}
-
-
 def special_method(owner: Any, name: str) -> Any:
     """Look up a method of the `with` protocol as `with` does, with its error."""
     for cls in type(owner).__mro__:
@@ -41,15 +35,8 @@ def special_method(owner: Any, name: str) -> Any:
             attribute = vars(cls)[name]
             bind = getattr(type(attribute), "__get__", None)
             return attribute if bind is None else bind(attribute, owner, type(owner))
-    if name.startswith("__a"):
-        _use_async(owner).send(None)
     with owner:
         raise AssertionError(f"{owner!r} can be used without {name}")
-
-
-async def _use_async(owner: Any) -> None:
-    async with owner:
-        pass
 
 
 @dataclass(frozen=True)
@@ -95,8 +82,8 @@ class RealStep:
             self.resume(index + 1, [*below[: -3 if of_super else -1], *pair])
             self._handle(index)
             return
-        if WITH_CALLS_SPECIAL_METHODS and instr.opname in _ENTERS:
-            self._enter(index, *_ENTERS[instr.opname])
+        if WITH_CALLS_SPECIAL_METHODS and instr.opname == "BEFORE_WITH":
+            self._enter(index)
             return
         if instr.target is not None:
             self._branch(index, instr)
@@ -109,13 +96,13 @@ class RealStep:
             self.resume(index + 1, after, instr)
         self._handle(index)
 
-    def _enter(self, index: int, enter: str, leave: str) -> None:
+    def _enter(self, index: int) -> None:
         """Write 3.14's entry of a `with` block, with a bound `__exit__` and a NULL on the stack."""
         writer = self.writer
         manager = writer.temp()
         writer.store_local(manager)
-        for name in (leave, enter):
-            if name == enter:
+        for name in ("__exit__", "__enter__"):
+            if name == "__enter__":
                 writer.begin_call()  # the call of the method
             writer.begin_call()
             writer.load_const(special_method)
@@ -123,7 +110,7 @@ class RealStep:
             writer.load_const(name)
             writer.call(2)
             writer.replacing(index)
-            if name == leave:
+            if name == "__exit__":
                 writer.push_null()
         writer.call(0)
         writer.replacing(index)
