@@ -74,7 +74,10 @@ _METHODS = """
     sum prod mean std var max min any all argmax argmin cumsum cumprod reshape ravel flatten
     transpose swapaxes squeeze copy astype clip dot trace diagonal repeat round conj conjugate take
 """
-_DRAWS = "random rand randn randint random_sample uniform normal beta exponential gamma binomial"
+_DRAWS = """
+    random rand randn randint random_sample uniform normal beta exponential gamma binomial choice
+    permutation
+"""
 _OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor"
 _DUNDERS = {f"__{prefix}{name}__" for name in _OPERATORS.split() for prefix in ("", "r", "i")}
 _DUNDERS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__"}
