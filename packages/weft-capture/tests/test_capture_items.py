@@ -24,6 +24,21 @@ def suppressed(boxes, scores):
     return torch.stack([at for at, _ in kept]), torch.stack([score for _, score in kept])
 
 
+def added(x, at):
+    x[at] += 5
+    x[at] = x[at] * 2
+    x[at, at - 1] -= 1
+    x[at, 1:] *= 0.5
+    return x + 1
+
+
+def counted(x):
+    counts = torch.zeros(3, 3, dtype=torch.int64)
+    for row, column in zip(x[:, 0].long() % 3, x[:, 1].long() % 3, strict=True):
+        counts[row, column] += 1
+    return counts
+
+
 WHOLE = {
     "rows": lambda x, at: (x[at].sin(), x[at - 5] * 2, (x * 2)[at]),
     "parts": lambda x, at: (x[at, 1:] + x[at, None, :4].sum(), x[:, at].exp(), x[..., at, 1] + 1),
@@ -35,6 +50,7 @@ WHOLE = {
         x.__setitem__((at, None, ..., 0), 5),
         x + 1,
     )[3],
+    "added to": lambda x, at: (added(x, at), counted(x)),
     "read before a write": lambda x, at: (y := x[at] * 2, x.add_(1), y + 1)[2],
 }
 
@@ -80,10 +96,12 @@ def written_around(x, at):
     return y * 2
 
 
-def added(x, at):
-    x[at] += 5
-    x[at] = x[at] * 2
-    return x + 1
+def read_between(x, at):
+    y = x[at]
+    y += 1
+    z = x.sum()
+    x[at] = y
+    return x + z
 
 
 def view(x, at):
@@ -95,7 +113,7 @@ def column(x, at):
     return (x * 2)[:, at]
 
 
-@pytest.mark.parametrize("function", [written, written_around, added, view, column])
+@pytest.mark.parametrize("function", [written, written_around, read_between, view, column])
 def test_items_that_the_program_can_tell_from_copies(function):
     assert set(broken(function, X, AT)) == {"data-dependent-value"}
 

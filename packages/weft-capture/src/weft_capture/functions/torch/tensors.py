@@ -5,9 +5,11 @@ Sizes, strides and counts are constants where the shape is static and symbolic i
 
 from __future__ import annotations
 
+import functools
 import operator
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -195,15 +197,16 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _selected(
-    tx: Tracer, tensor: TensorValue, key: Value, copies: bool = False
+    tx: Tracer, tensor: TensorValue, key: Value, copied_by: Value | None = None
 ) -> tuple[Value, Value]:
     """The tensor after its symbolic entries, and what is left of the index.
 
-    `copies`: integers in tensors are such entries, too; what they select is a copy.
+    `copied_by`: integers in tensors are such entries, too, and what they select is a copy; the
+    program's own index.
     """
     entries = list(key.items) if type(key) is TupleValue else [key]
     plain = type(tensor) is TensorValue and not (tx.overrides.modes or tx.transforms)
-    copies = copies and plain and not tx.graph.reads_data()
+    copies = copied_by is not None and plain and not tx.graph.reads_data()
     if not any(_is_symbolic(entry) or (copies and _is_position(entry)) for entry in entries):
         return tensor, key
     dots = [i for i, entry in enumerate(entries) if entry.python_type() is type(Ellipsis)]
@@ -216,12 +219,15 @@ def _selected(
     for i in dots:
         widths[i] = spare
     value: Value = tensor
+    found = [i for i, entry in enumerate(entries) if copies and _is_position(entry)]
+    if found and copied_by is not None:
+        value = _copied(tx, tensor, {sum(widths[:i]): entries[i] for i in found}, copied_by)
+    for i in reversed(found):
+        del entries[i], widths[i]
     for i in reversed(range(len(entries))):
         if _is_symbolic(entries[i]):
             at = constant(sum(widths[:i]))
             value = tx.graph.emit("call_method", "select", [value, at, entries.pop(i)], {})
-        elif copies and _is_position(entries[i]):
-            value = _copied(tx, value, sum(widths[:i]), entries.pop(i))
     return value, TupleValue(entries or [constant(...)])
 
 
@@ -244,60 +250,82 @@ def _as_row(tx: Tracer, key: Value) -> Value:
     return TupleValue(entries) if first else key
 
 
-def _copied(tx: Tracer, value: Value, dim: int, position: Value) -> Value:
+def _copied(tx: Tracer, tensor: TensorValue, at: dict[int, Value], key: Value) -> Value:
     """Select an item by gathering it, where the program cannot tell that this is a copy.
 
-    The value of the position is not read.
+    Args:
+        at: dimension -> the position in it, whose value is not read.
+        key: the whole index, with which the program may write the item back.
     """
-    assert isinstance(value, TensorValue)
-    if not value.fake.is_contiguous() or value.fake.layout is not torch.strided:
+    if not tensor.fake.is_contiguous() or tensor.fake.layout is not torch.strided:
         raise Break("data-dependent-value", "a number in a tensor as an index")
-    index = ListValue([NONE] * dim + [position.call_method(tx, "long", [], {})])
-    copy = tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [value, index], {})
+    index: list[Value] = [NONE] * (max(at) + 1)
+    for dim, position in at.items():
+        index[dim] = position.call_method(tx, "long", [], {})
+    args = [tensor, ListValue(index)]
+    copy = tx.graph.emit("call_function", torch.ops.aten.index.Tensor, args, {})
     assert isinstance(copy, TensorValue)
-    watcher = _Copied(tx.steps.now, value.fake, copy.fake, dim, tx.graph.mode.writes)
-    tx.watch(watcher)
+    tx.watch(_Copied(tx.steps.now, tensor.fake, copy.fake, list(at), key, tx.graph.mode.writes))
     return copy
 
 
 @dataclass(eq=False)
 class _Copied:
-    """A copy of an item of `base`, which eager's result shares memory with."""
+    """A copy of an item of `base`, which eager's result shares memory with.
+
+    `item` is what the whole index selects; `stored` are the steps that write it back, as
+    `x[i] += 1` does.
+    """
 
     step: int
     base: torch.Tensor
     copy: torch.Tensor
-    dim: int
+    dims: list[int]
+    key: Value
     writes: int
+    item: object = None
+    stored: list[int] = field(default_factory=list)
 
     def check(self, tx: Tracer, out: Output) -> None:
         """Break at the step where the program could tell."""
         memory, base = memory_of(self.copy), memory_of(self.base)
         if self.base.is_inference() and tx.graph.mode.writes != self.writes:
             raise Break("data-dependent-value", "a write in inference mode", self.step)
-        steps = [at for at, where in tx.graph.written if at >= self.step and where & {base, memory}]
-        if steps and (memory in self._written(tx) or self._last_read(tx, memory) >= min(steps)):
+        after = [row for row in tx.graph.written if row[0] >= self.step]
+        changed = [at for at, where in after if base in where and at not in self.stored]
+        told = changed and max(self._reads(tx, memory), default=-1) >= min(changed)
+        for at in (at for at, where in after if memory in where):
+            back = min((to for to in self.stored if to >= at), default=sys.maxsize)
+            between = (*self._reads(tx, base), *changed)
+            told = told or back == sys.maxsize or any(at < n < back for n in between)
+        if told:
             raise Break("data-dependent-value", "a write to an item, or around it", self.step)
         leaving = {memory_of(node.meta.get("example_value")) for node in out.graph_outputs}
         if memory not in leaving:
             return
-        same = self.base.select(self.dim, 0).stride() == self.copy.stride()
-        if steps or not same or base in leaving | tx.graph.input_memory():
+        view = functools.reduce(lambda t, dim: t.select(dim, 0), sorted(self.dims)[::-1], self.base)
+        outside = base in leaving | tx.graph.input_memory()
+        if changed or outside or view.stride() != self.copy.stride():
             raise Break("data-dependent-value", "an item leaves the graph, as a view", self.step)
 
-    def _written(self, tx: Tracer) -> set[object]:
-        return set().union(*(where for at, where in tx.graph.written if at >= self.step))
-
-    def _last_read(self, tx: Tracer, memory: object) -> int:
-        """Return the last step that reads the copy or a view of it."""
-        steps = [
+    def _reads(self, tx: Tracer, memory: object) -> list[int]:
+        """Return the steps that read some memory."""
+        return [
             step
             for node, step in tx.graph.step_of_node.items()
-            if not node._erased
+            if not node._erased and step >= self.step
             for source in node.all_input_nodes
             if memory_of(source.meta.get("example_value")) == memory
         ]
-        return max(steps, default=-1)
+
+
+def _note_stored(tx: Tracer, tensor: TensorValue, key: Value, value: TensorValue) -> None:
+    """Note that an item is written back where it was read."""
+    for watcher in tx.watched:
+        known = isinstance(watcher, _Copied) and watcher.item is value.fake
+        if known and watcher.base is tensor.fake and watcher.key is key:
+            watcher.stored.append(tx.steps.now)
+            tx.journal.on_rollback(watcher.stored.pop)
 
 
 def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
@@ -331,24 +359,28 @@ def _plain_index(tx: Tracer, tensor: TensorValue, key: Value) -> Value:
 @method(TensorValue, "__getitem__")
 def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
     """Index a tensor."""
-    key = _plain_index(tx, self, key)
+    own, key = key, _plain_index(tx, self, key)
     if tx.gathering and (positions := _positions(tx, self, key)):
         return tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [self, positions], {})
     masks = isinstance(key, TensorValue) and key.fake.dtype is torch.bool and key.fake.dim() == 1
     mask = numbers(key, fix=True) if masks else None
     if mask and len(mask) == self.fake.shape[0] and any(mask):
         key = tx.builtin(torch.tensor, tx.literal([i for i, s in enumerate(mask) if s]))
-    tensor, rest = _selected(tx, self, key, copies=True)
-    if rest is not key and rest.is_constant() and rest.as_constant() == (...,):
-        return tensor
-    return tx.graph.emit("call_function", operator.getitem, [tensor, rest], {})
+    result, rest = _selected(tx, self, key, own)
+    if rest is key or not rest.is_constant() or rest.as_constant() != (...,):
+        result = tx.graph.emit("call_function", operator.getitem, [result, rest], {})
+    last = tx.watched[-1] if tx.watched else None
+    if isinstance(last, _Copied) and last.key is own and last.step == tx.steps.now:
+        last.item = result.example()
+    return result
 
 
 @method(TensorValue, "__setitem__")
 def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> None:
-    key = _plain_index(tx, self, key)
-    row = _as_row(tx, key)
-    if row is not key and isinstance(value, TensorValue):
+    plain = _plain_index(tx, self, key)
+    row = _as_row(tx, plain)
+    if row is not plain and isinstance(value, TensorValue):
+        _note_stored(tx, self, key, value)
         reals: list[Any] = [self.real, value.real]
         if None not in reals and shares_memory(reals[:1], reals[1:]):  # the item, after `+=`
             raise Break("data-dependent-value", "an item that is set to itself")
