@@ -8,6 +8,7 @@ import functools
 import gc
 import io
 import itertools
+import operator
 import re
 import sys
 import threading
@@ -419,3 +420,10 @@ def test_a_class_attribute_becomes_a_descriptor():
     assert torch.equal(captured(X, one), X * 2)
     Default.value = property(lambda self: 7.0)
     assert torch.equal(captured(X, one), X * 7)
+
+
+SUM_KEPT = operator.methodcaller("sum", 0, keepdim=True)
+
+
+def test_a_caller_of_a_method_with_keywords():
+    check(lambda x: (SUM_KEPT(x), list(map(SUM_KEPT, [x, x * 2]))), X)

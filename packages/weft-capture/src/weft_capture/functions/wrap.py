@@ -370,8 +370,9 @@ def _wrap_deque(tx: Tracer, obj: Any, source: Source) -> Value:
 
 def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_identity(source, obj)
-    args = obj.__reduce__()[1]
-    value = tx.const_object(type(obj)).tp_call(tx, [tx.literal(arg) for arg in args], {})
+    make = functools.partial(obj.__reduce__()[0], *obj.__reduce__()[1])  # flat, with keywords
+    keywords = {name: tx.literal(item) for name, item in make.keywords.items()}
+    value = tx.const_object(type(obj)).tp_call(tx, list(map(tx.literal, make.args)), keywords)
     value.source = source
     return value
 
