@@ -22,8 +22,7 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     """Strides of a pointwise result, as a real kernel chooses them; None for others.
 
     torch's references widen or broadcast operands first, and what they make of these decides the
-    layout. Where sizes are symbolic only operands that are converted, or of unlike ranks, are
-    looked at.
+    layout.
     """
     if func not in _POINTWISE:
         schema = func._schema
@@ -45,10 +44,7 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
                 return torch.empty_like(result, device="meta", memory_format=layout).stride()
         chosen = not rows or any(1 in tensor.shape for tensor in tensors)
     else:
-        halves = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
-        converted = halves or len({t.dtype for t in tensors}) > 1
-        unlike = converted or len({t.dim() for t in tensors}) > 1
-        chosen = unlike and len(tensors) > 1 and _are_not_rows(tensors)
+        chosen = len(tensors) > 1 and _are_not_rows(tensors)
     if not chosen:
         return None
     whole = [_cast(t, result, func).expand(result.shape) for t in tensors]
@@ -143,8 +139,8 @@ def _like_operand(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     return torch.empty_like(args[0], device="meta").stride() if alike else None
 
 
-def _norm_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of a CPU's batch norm: of rows, or channels last."""
+def _format_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of what a CPU's kernel makes in its operand's memory format."""
     if result.device.type != "cpu":
         return None
     operand = args[1] if func is _aten.native_batch_norm_backward.default else args[0]
@@ -177,9 +173,10 @@ _NORMS = (
 )  # fmt: skip
 _Rule = Callable[[Any, Any, Any], tuple[int, ...] | None]
 _STRIDES: dict[Any, _Rule] = {
-    **dict.fromkeys(_NORMS, _norm_strides),
+    **dict.fromkeys(_NORMS, _format_strides),
     **dict.fromkeys(_SCATTERS, _of_a_copy),
     _aten.binary_cross_entropy.default: _like_operand,
+    _aten.channel_shuffle.default: _format_strides,
     **dict.fromkeys((_aten._fft_c2c.default, _aten._fft_r2c.default), _fft_strides),
     _aten.index.Tensor: _index_strides,
     _aten.ldexp.Tensor: _scaled_strides,

@@ -1,8 +1,8 @@
-"""torch's flex_attention as plain operators on the whole matrix of scores; jagged attention.
+"""torch's flex_attention; jagged attention.
 
-Its Python checks are inlined. The operator that takes `score_mod` and `mask_mod` as functions is
-replaced by a version that maps both over all positions, as eager execution does. The backend may
-fuse the two into the operations around them.
+Its Python checks are inlined. On a GPU the operator that takes `score_mod` and `mask_mod` as
+functions becomes one of weft's, which takes a trace of both for one score. Elsewhere it is replaced
+by a version that maps both over all positions, as eager execution does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _cast
+from weft_core import flex_attention as flex
 from weft_core import torch_compiler_shim
+from weft_core.graph_copy import copy_nodes
 from weft_core.inlinable import inlinable
 
 from weft_capture.breaks import Break
 from weft_capture.functions.language.polyfilled import polyfill
 from weft_capture.functions.table import rule
+from weft_capture.functions.torch.control_flow import free_nodes, trace_branch
 from weft_capture.libraries import nested
-from weft_capture.model.constant import FALSE, NONE, Constant
+from weft_capture.model.constant import FALSE, NONE, Constant, constant
+from weft_capture.model.containers import ListValue, TupleValue
 from weft_capture.model.contexts import NullContext
 from weft_capture.model.protocol import Output, Tracer, Value
 
@@ -50,11 +54,51 @@ def attend(
         query, key, value = (_cast(tensor, device, lower) for tensor in (query, key, value))
         with torch.autocast(device, enabled=False):
             return attend(query, key, value, score_mod, block_mask, scale)
-    groups, strides = query.size(1) // key.size(1), query.stride()
-    key, value = (
-        tensor.repeat_interleave(groups, 1).expand(query.size(0), -1, -1, -1)
-        for tensor in (key, value)
+    operands = query, key.expand(query.size(0), -1, -1, -1), value.expand(query.size(0), -1, -1, -1)
+    if _has_kernel(*operands, block_mask):
+        zeros = [torch.zeros((), dtype=kind, device=query.device) for kind in _NUMBERS]
+        texts = texts_of(score_mod, block_mask[-1], *zeros)
+        if texts is not None:
+            program, gradient, captured = texts
+            blocks = _blocks(block_mask, _differentiated(*operands))
+            size = tuple(block_mask[-3:-1])
+            return flex.flex_attention(*operands, captured, blocks, size, program, gradient, scale)
+    return attend_densely(*operands, score_mod, block_mask, scale)
+
+
+_NUMBERS = (torch.float32, *(torch.int32,) * 4)
+"""The dtypes of a score and its position."""
+FUSED_ON = {"cuda"}
+"""Types of devices on which the operator has a kernel."""
+
+
+@inlinable
+def _differentiated(*operands: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(one.requires_grad for one in operands)
+
+
+@inlinable
+def _has_kernel(query: Any, key: Any, value: Any, block_mask: Any) -> bool:
+    sizes, queries_of_keys = block_mask[-3:-1], block_mask[6]
+    return (
+        query.device.type in FUSED_ON
+        and (queries_of_keys is not None or not _differentiated(query, key, value))
+        and query.dtype in flex.DTYPES
+        and query.dtype == key.dtype == value.dtype
+        and max(query.size(-1), value.size(-1)) <= flex.MOST_WIDTH
+        and all(size % 16 == 0 for size in sizes)
+        and query.numel() > 0
+        and value.numel() > 0
     )
+
+
+@inlinable
+def attend_densely(
+    query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do as `attend`, with the whole matrix of scores."""
+    groups, strides = query.size(1) // key.size(1), query.stride()
+    key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
     precise = torch.float64 if query.dtype is torch.float64 else torch.float32
     scores = query.to(precise) @ key.to(precise).transpose(-2, -1) * scale
     positions = [torch.arange(size, device=scores.device) for size in scores.shape]
@@ -66,6 +110,63 @@ def attend(
     out = torch._safe_softmax(scores, -1).to(query.dtype) @ value
     largest = scores.detach().amax(-1) / _LN2
     return _laid_out(out, strides), torch.where(nothing, -torch.inf, sums), largest
+
+
+def texts_of(score_mod: Any, mask_mod: Any, *numbers: Any) -> Any:
+    """Trace both functions of an example of a score and a position.
+
+    Returns:
+        the texts of `flex.score_texts`, and the tensors that the functions read; None where they
+        do more than compute, or where gradients of those tensors are wanted.
+    """
+
+
+@rule(texts_of)
+def _texts_of(tx: Tracer, score_mod: Value, mask_mod: Value, *numbers: Any) -> Value:
+    arguments = [score_mod, mask_mod, *numbers]
+    try:
+        branch = trace_branch(
+            tx, "a function of flex_attention", tx.const_object(_one_score), arguments
+        )
+    except Break:
+        return NONE
+    inputs = [number.node for number in numbers]
+    captured = free_nodes([branch], inputs)
+    fakes = [node.meta["example_value"] for node in (*inputs, *captured)]
+    texts = None
+    if all(isinstance(fake, torch.Tensor) and not fake.requires_grad for fake in fakes):
+        module = copy_nodes(tx.graph.root, branch.nodes, branch.outputs, inputs + captured)
+        texts = flex.score_texts(module, fakes)
+    for node in reversed(branch.nodes):
+        tx.graph.discard(node)
+    if texts is None:
+        return NONE
+    values = [tx.graph.value_of(fake) for fake in fakes[len(inputs) :]]
+    return TupleValue([*map(constant, texts), ListValue(values)])
+
+
+@inlinable
+def _one_score(score_mod: Any, mask_mod: Any, score: Any, *position: Any) -> tuple[Any, Any]:
+    with tensors_as_indices():
+        score, kept = score_mod(score, *position), mask_mod(*position)
+    return score, torch.as_tensor(kept, device=position[0].device)
+
+
+@inlinable
+def _blocks(block_mask: Any, differentiated: bool) -> list[torch.Tensor]:
+    """Return the tensors of a mask; one without full blocks gets counts of zero."""
+    found = []
+    for first in range(2, 10 if differentiated else 6, 4):
+        count, index, full_count, full_index = block_mask[first : first + 4]
+        if full_count is None:
+            full_count, full_index = torch.zeros_like(count), index
+        found += [count, index, full_count, full_index]
+    return found
+
+
+rule(flex.flex_attention)(
+    lambda tx, *args: tx.graph.emit("call_function", flex.flex_attention, list(args), {})
+)
 
 
 _LN2 = 0.6931471805599453

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from weft_core.graph_copy import copy_nodes
@@ -37,7 +38,7 @@ def _higher_order(name: str) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class _Branch:
+class Branch:
     """The result of tracing a branch.
 
     Args:
@@ -79,7 +80,7 @@ def _kind(value: Value) -> object:
     return value.as_constant()
 
 
-def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Branch:
+def trace_branch(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> Branch:
     """Execute a branch; its results share no memory with anything else.
 
     Raises:
@@ -106,7 +107,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
                     leaves[index] = leaf.call_method(tx, "clone", [], {})
     if versions != [version_of(value.fake) for value in old] or graph.writes() != written:
         raise Break("higher-order-op", f"{name} writes to a tensor from outside")
-    return _Branch(name, nodes, leaves, spec)
+    return Branch(name, nodes, leaves, spec)
 
 
 def _reads_data(tx: Tracer) -> bool:
@@ -118,20 +119,25 @@ def _reads_data(tx: Tracer) -> bool:
 
 
 def _shares(tensor: TensorValue, other: Value) -> bool:
-    if not isinstance(other, TensorValue):
-        return False
+    if not isinstance(other, TensorValue) or is_functorch_wrapped_tensor(other.fake):
+        return False  # one of a transform that has ended
     return bool(tensor.fake.untyped_storage()._cdata == other.fake.untyped_storage()._cdata)
 
 
-def _emit(
-    tx: Tracer, target: Any, first: list[TensorValue], carried: list[Node], branches: list[_Branch]
-) -> list[Value]:
-    """Move the branches into submodules, and add the node that calls one or the other."""
-    graph = tx.graph
+def free_nodes(branches: Sequence[Branch], given: Sequence[Node]) -> list[Node]:
+    """Return the nodes from outside that branches use, other than those `given`."""
     used = [n for b in branches for node in b.nodes for n in node.all_input_nodes]
     inside = {node for branch in branches for node in branch.nodes}
     outer = [*used, *(node for branch in branches for node in branch.outputs)]
-    free = list(dict.fromkeys(n for n in outer if n not in inside and n not in carried))
+    return list(dict.fromkeys(n for n in outer if n not in inside and n not in given))
+
+
+def _emit(
+    tx: Tracer, target: Any, first: list[TensorValue], carried: list[Node], branches: list[Branch]
+) -> list[Value]:
+    """Move the branches into submodules, and add the node that calls one or the other."""
+    graph = tx.graph
+    free = free_nodes(branches, carried)
     operands = carried + free
     modules = [
         copy_nodes(graph.root, branch.nodes, branch.outputs, operands) for branch in branches
@@ -148,7 +154,7 @@ def _emit(
     return graph.result(result, outputs).unpack(tx)
 
 
-def _rebuilt(tx: Tracer, branch: _Branch, tensors: Sequence[Value]) -> Value:
+def _rebuilt(tx: Tracer, branch: Branch, tensors: Sequence[Value]) -> Value:
     """Replace the tensors of a branch's results."""
     rest = iter(tensors)
     leaves = [next(rest) if isinstance(leaf, TensorValue) else leaf for leaf in branch.leaves]
@@ -182,8 +188,8 @@ def _cond(
         return (true_fn if pred.nb_bool(tx) else false_fn).tp_call(tx, args, {})
     if pred.fake.numel() != 1 or pred.fake.dtype is not torch.bool:
         raise Break("higher-order-op", "torch.cond with a predicate that is not a single bool")
-    true_branch = _run(tx, "the true branch of torch.cond", true_fn, args)
-    other = _run(tx, "the false branch of torch.cond", false_fn, args)
+    true_branch = trace_branch(tx, "the true branch of torch.cond", true_fn, args)
+    other = trace_branch(tx, "the false branch of torch.cond", false_fn, args)
     other.check_like(true_branch.leaves, true_branch.spec)
     tensors = (
         _emit(tx, control_ops.cond, [pred], [], [true_branch, other]) if true_branch.outputs else []
@@ -211,8 +217,8 @@ def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Valu
         )
     leaves = [leaf.call_method(tx, "clone", [], {}) for leaf in leaves]
     args = [tree_value(tx, tree) for tree in pytree.tree_unflatten(leaves, spec)]
-    condition_branch = _run(tx, "the condition of torch.while_loop", cond_fn, args)
-    body = _run(tx, "the body of torch.while_loop", body_fn, args)
+    condition_branch = trace_branch(tx, "the condition of torch.while_loop", cond_fn, args)
+    body = trace_branch(tx, "the body of torch.while_loop", body_fn, args)
     body.check_like(leaves, spec)
     carried = [leaf.node for leaf in leaves]
     return _rebuilt(
