@@ -63,7 +63,7 @@ def measured(case: Case, operands: list[torch.Tensor], training: bool) -> tuple[
 
     def run() -> Any:
         out = case(*given)
-        return out, *torch.autograd.grad(out, given, out.detach()) if training else ()
+        return out, *(torch.autograd.grad(out, given, out.detach()) if training else ())
 
     with torch.set_grad_enabled(training):
         results = [one.float() for one in run()]
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--shape", type=int, nargs=4, default=[4, 16, 4096, 64])
     parser.add_argument("--only", nargs="*")
     options = parser.parse_args()
-    batch, heads, length, width = options.shape
+    _, heads, length, _ = options.shape
     torch.manual_seed(0)
     operands = [torch.randn(options.shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     print("| case | inference: weft | torch.compile | training: weft | torch.compile | off |")

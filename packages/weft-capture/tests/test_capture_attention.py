@@ -8,6 +8,9 @@ import weft_capture
 from capture_check import eager_backend
 from torch._higher_order_ops import flex_attention as operator
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+from weft_capture.libraries import attention
+from weft_core.flex_attention import flex_attention as fused
+from weft_guards import CacheRules
 
 BIAS = torch.tensor([0.5, -2.0])
 DOCUMENT = torch.tensor([0] * 5 + [1] * 7)
@@ -23,6 +26,9 @@ def causal(batch, head, query, key):
 
 
 MASK = create_block_mask(causal, None, None, 12, 12, device="cpu", BLOCK_SIZE=4)
+
+
+WHOLE = create_block_mask(causal, None, None, 12, 12, device="cpu", BLOCK_SIZE=16)
 
 
 def plain(q, k, v):
@@ -43,6 +49,10 @@ def captured_tensors(q, k, v):
 
 def mask_from_outside(q, k, v):
     return flex_attention(q, k, v, block_mask=MASK)
+
+
+def mask_in_blocks(q, k, v):
+    return flex_attention(q, k, v, block_mask=WHOLE)
 
 
 def mask_made_inside(q, k, v):
@@ -78,6 +88,16 @@ PROGRAMS = (
 )  # fmt: skip
 
 
+def sizes(q, k, v):
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, m, n: s * (m + 1) / q.size(-2))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Let graphs on a CPU have the operator for which GPUs have a kernel."""
+    monkeypatch.setattr(attention, "FUSED_ON", {"cpu"})
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
@@ -87,6 +107,48 @@ def test_flex_attention_in_one_graph(function):
         given = [heads() for _ in range(3)]
         torch.testing.assert_close(optimised(*given), function(*given))
     assert len(optimised._weft_capture.graphs) == 1
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function", [captured_tensors, mask_in_blocks, fewer_heads_and_sums, sizes]
+)
+def test_the_operator_of_blocks(function, dynamic):
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm
+
+    rules = CacheRules(dynamic=dynamic)
+    optimised = weft_capture.capture(function, backend, fullgraph=True, rules=rules)
+    given = [heads() for _ in range(3)]
+    torch.testing.assert_close(optimised(*given), function(*given))
+    (graph,) = graphs
+    assert len(graph.graph.find_nodes(op="call_function", target=fused)) == 1
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_gradients_of_captured_tensors_take_all_scores():
+    slope = torch.randn(2, requires_grad=True)
+
+    def program(q, k, v):
+        return operator(q, k, v, lambda s, b, h, m, n: s * slope[h], WHOLE.as_tuple(), 0.5, {})[0]
+
+    given = [heads() for _ in range(3)]
+    (grad,) = torch.autograd.grad(
+        weft_capture.capture(program, eager_backend, fullgraph=True)(*given).sum(), slope
+    )
+    q, k, v = given
+    scores = (q @ k.mT * 0.5 * slope.view(2, 1, 1)).masked_fill(~causal_matrix(), -torch.inf)
+    (expected,) = torch.autograd.grad((scores.softmax(-1) @ v).sum(), slope)
+    torch.testing.assert_close(grad, expected)
+
+
+def causal_matrix():
+    return torch.ones(12, 12, dtype=torch.bool).tril()
 
 
 def test_what_torch_refuses_is_refused():

@@ -507,3 +507,24 @@ def test_modules_and_optimizers_once_dynamo_is_loaded():
     """
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
     assert done.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "call", ["mark_static(x, 0)", "is_compiling()", "config.suppress_errors", "reset"]
+)
+def test_names_of_dynamo_before_it_is_loaded(call):
+    """They import it, as in eager."""
+    code = f"""if True:
+        import sys, torch, weft_capture
+
+        def program(x):
+            torch._dynamo.{call}
+            return x + 1
+
+        run = weft_capture.capture(program, lambda graph, inputs: graph.forward, fullgraph=True)
+        assert "torch._dynamo" not in sys.modules
+        assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
+    """
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    assert done.returncode == 0

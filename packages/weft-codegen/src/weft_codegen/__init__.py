@@ -6,7 +6,7 @@ as a torch.compile backend.  loops/program.py defines the IR between graph and c
 
 from typing import TYPE_CHECKING, Any
 
-from weft_codegen import flex_attention as _flex_attention  # registers its kernels
+import weft_codegen.flex_dispatch  # noqa: F401  registers its kernels
 from weft_codegen.compile import compile_graph, decompositions, make_program
 from weft_codegen.config import Options
 from weft_codegen.cudagraphs import with_cudagraphs

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from weft_core.tracing import trace_aten
 
@@ -36,7 +37,7 @@ _library.define(
 
 
 def score_texts(gm: fx.GraphModule, fakes: Tensors) -> tuple[str, str] | None:
-    """Trace what is done to a score, and its gradient, into text; None where tensors are constants.
+    """Trace what is done to a score, and its gradient, into text; None where it holds tensors.
 
     Args:
         gm: (score, batch, head, query, key, *captured) -> (score, whether it takes part).
@@ -57,17 +58,41 @@ def score_texts(gm: fx.GraphModule, fakes: Tensors) -> tuple[str, str] | None:
             (found,) = torch.autograd.grad(result, score, tangent.to(result.dtype))
         return found
 
+    if gm.graph.find_nodes(op="get_attr"):
+        return None
     traced = trace_aten(gm, fakes), trace_aten(gradient, [*fakes, torch.empty_like(fakes[0])])
-    if any(node.op == "get_attr" for one in traced for node in one.graph.nodes):
+    if not all(map(_write_constants, traced)):
         return None
     program, slope = (str(one.graph.python_code("self").src) for one in traced)
     return program, slope
 
 
+def _write_constants(gm: fx.GraphModule) -> bool:
+    """Put numbers in the place of constants without dimensions; say whether there are no others."""
+    for node in gm.graph.find_nodes(op="get_attr"):
+        constant = getattr(gm, node.target)
+        if constant.dim():
+            return False
+        options = {"dtype": constant.dtype, "device": constant.device}
+        with unset_fake_temporarily():
+            number = (constant.item(),)
+        with gm.graph.inserting_before(node):
+            node.replace_all_uses_with(
+                gm.graph.call_function(torch.ops.aten.scalar_tensor.default, number, options)
+            )
+        gm.graph.erase_node(node)
+    return True
+
+
 @functools.lru_cache(maxsize=256)
 def function_of(text: str) -> Callable[..., Any]:
     """The function that such a text defines."""
-    names = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
+    names: dict[str, Any] = {
+        "torch": torch,
+        "device": torch.device,
+        "inf": math.inf,
+        "nan": math.nan,
+    }
     exec(text, names)
     return functools.partial(names["forward"], None)
 

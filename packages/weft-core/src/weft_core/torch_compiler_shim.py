@@ -98,6 +98,12 @@ class _CompilerPlaceholder:
         return getattr(module, name)
 
 
+def loaded(value: Any) -> Any:
+    """Return what an attribute of torch is to a program: its compiler, which is imported if need
+    be, in place of the placeholder."""
+    return importlib.import_module(COMPILER) if isinstance(value, _CompilerPlaceholder) else value
+
+
 # What `import` inside a rebound function gives for modules that are, or load, compiler or sympy.
 _IMPORTS: dict[str, Any] = {
     "sympy": static_shapes.LazySympy(),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _cast
+from torch.fx import Node
 from weft_core import flex_attention as flex
 from weft_core import torch_compiler_shim
 from weft_core.graph_copy import copy_nodes
@@ -27,6 +28,7 @@ from weft_capture.model.constant import FALSE, NONE, Constant, constant
 from weft_capture.model.containers import ListValue, TupleValue
 from weft_capture.model.contexts import NullContext
 from weft_capture.model.protocol import Output, Tracer, Value
+from weft_capture.tensors.tensor import TensorValue
 
 _AXES = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
 """Which of batch, head, query and key each of the four nested maps goes over."""
@@ -79,14 +81,13 @@ def _differentiated(*operands: torch.Tensor) -> bool:
 
 @inlinable
 def _has_kernel(query: Any, key: Any, value: Any, block_mask: Any) -> bool:
-    sizes, queries_of_keys = block_mask[-3:-1], block_mask[6]
     return (
         query.device.type in FUSED_ON
-        and (queries_of_keys is not None or not _differentiated(query, key, value))
+        and (block_mask[6] is not None or not _differentiated(query, key, value))
         and query.dtype in flex.DTYPES
         and query.dtype == key.dtype == value.dtype
         and max(query.size(-1), value.size(-1)) <= flex.MOST_WIDTH
-        and all(size % 16 == 0 for size in sizes)
+        and all(size % 16 == 0 for size in block_mask[-3:-1])
         and query.numel() > 0
         and value.numel() > 0
     )
@@ -130,19 +131,27 @@ def _texts_of(tx: Tracer, score_mod: Value, mask_mod: Value, *numbers: Any) -> V
         )
     except Break:
         return NONE
-    inputs = [number.node for number in numbers]
-    captured = free_nodes([branch], inputs)
-    fakes = [node.meta["example_value"] for node in (*inputs, *captured)]
-    texts = None
-    if all(isinstance(fake, torch.Tensor) and not fake.requires_grad for fake in fakes):
-        module = copy_nodes(tx.graph.root, branch.nodes, branch.outputs, inputs + captured)
-        texts = flex.score_texts(module, fakes)
+    given = [number.node for number in numbers]
+    free = free_nodes([branch], given)
+    module = copy_nodes(tx.graph.root, branch.nodes, branch.outputs, given + free)
     for node in reversed(branch.nodes):
         tx.graph.discard(node)
-    if texts is None:
+    captured = [_as_tensor(tx, node, numbers[0]) for node in free]
+    if any(value is None or value.fake.requires_grad for value in captured):
         return NONE
-    values = [tx.graph.value_of(fake) for fake in fakes[len(inputs) :]]
-    return TupleValue([*map(constant, texts), ListValue(values)])
+    texts = flex.score_texts(module, [value.fake for value in (*numbers, *captured)])
+    return NONE if texts is None else TupleValue([*map(constant, texts), ListValue(captured)])
+
+
+def _as_tensor(tx: Tracer, node: Node, like: TensorValue) -> Any:
+    """A node's value; a size as a tensor without dimensions, None for any other number."""
+    example = node.meta["example_value"]
+    if isinstance(example, torch.SymInt):
+        options = {"dtype": torch.int64, "device": like.fake.device}
+        keywords = {name: tx.const_object(option) for name, option in options.items()}
+        size = tx.graph.symbolic(node, example)
+        return tx.graph.emit("call_function", torch.scalar_tensor, [size], keywords)
+    return tx.graph.value_of(example) if isinstance(example, torch.Tensor) else None
 
 
 @inlinable

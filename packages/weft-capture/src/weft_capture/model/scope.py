@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from weft_core import torch_compiler_shim
 from weft_guards import Guard, WeakIdentity
 from weft_guards.payloads import NamespaceUse
 from weft_guards.sources import (
@@ -132,7 +133,7 @@ class ModuleObject(ObjectConstant):
         written = tx.effects.global_value(real.__dict__, name)
         if written is not None:
             return written
-        obj = real.__dict__[name]
+        obj = torch_compiler_shim.loaded(real.__dict__[name])
         if _is_fixed(real.__name__, name) and not isinstance(obj, torch.Tensor):
             tx.library[real.__name__, name] = obj
             return tx.const_object(obj)

@@ -32,12 +32,12 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 _NUMBERS = (torch.float32, *(torch.int32,) * 4)
 # Queries and keys of a block, warps and stages, by the width of the operands (at most so many).
 _FORWARD = {
-    torch.float32: ((64, (64, 32, 4, 2)), (256, (32, 32, 4, 1))),
-    torch.bfloat16: ((64, (128, 64, 4, 3)), (128, (128, 64, 8, 3)), (256, (64, 32, 4, 2))),
+    torch.float32: ((64, (64, 64, 4, 2)), (256, (32, 32, 4, 1))),
+    torch.bfloat16: ((128, (64, 64, 4, 3)), (256, (64, 32, 4, 2))),
 }
 _BACKWARD = {
     torch.float32: ((64, (32, 32, 4, 1)), (256, (16, 16, 4, 1))),
-    torch.bfloat16: ((64, (64, 64, 4, 2)), (128, (64, 64, 8, 2)), (256, (32, 32, 4, 1))),
+    torch.bfloat16: ((64, (64, 64, 4, 3)), (128, (64, 64, 4, 2)), (256, (32, 32, 4, 1))),
 }
 
 

@@ -107,8 +107,8 @@ def attend(
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     acc, total, top = attend_blocks(
         acc, total, top, q, key, value, index + mask * row_step, tl.load(num + mask), batch, head,
-        row, *captured, scale, q_length, k_length, parts, key_row, key_lane, value_row, value_lane, True,
-        WIDTH, VALUE_WIDTH, LANES, VALUE_LANES, KEYS, MASK_KEYS, PRECISION,
+        row, *captured, scale, q_length, k_length, parts, key_row, key_lane, value_row, value_lane,
+        True, WIDTH, VALUE_WIDTH, LANES, VALUE_LANES, KEYS, MASK_KEYS, PRECISION,
     )
     acc, total, top = attend_blocks(
         acc, total, top, q, key, value, full_index + mask * row_step, tl.load(full_num + mask),
@@ -201,8 +201,8 @@ def attend_queries(
     )
     acc = query_slopes(
         acc, q, do, sums, difference, key, value, full_index + mask * row_step,
-        tl.load(full_num + mask), batch, head, row, *captured, scale, q_length, k_length, parts, key_row,
-        key_lane, value_row, value_lane, False,
+        tl.load(full_num + mask), batch, head, row, *captured, scale, q_length, k_length, parts,
+        key_row, key_lane, value_row, value_lane, False,
         WIDTH, VALUE_WIDTH, LANES, VALUE_LANES, KEYS, MASK_KEYS, PRECISION,
     )
     store_rows(
@@ -271,8 +271,8 @@ def attend_keys(
         acc, value_acc = key_slopes(
             acc, value_acc, k, v, own_query, own_grad, lse, delta, start,
             full_index + mask * row_step, tl.load(full_num + mask), batch, head, column,
-            *captured, scale, q_length, k_length, parts, query_row, query_lane, grad_row, grad_lane, False,
-            WIDTH, VALUE_WIDTH, LANES, VALUE_LANES, QUERIES, MASK_QUERIES, PRECISION,
+            *captured, scale, q_length, k_length, parts, query_row, query_lane, grad_row, grad_lane,
+            False, WIDTH, VALUE_WIDTH, LANES, VALUE_LANES, QUERIES, MASK_QUERIES, PRECISION,
         )
     store_rows(
         key_grad + b * key_grad_batch + h * key_grad_head, acc * scale, column, key_grad_row,
