@@ -72,11 +72,13 @@ def broken(function, x, at):
 @pytest.mark.parametrize("name", WHOLE)
 def test_items_at_positions_in_tensors(name):
     assert broken(WHOLE[name], X, AT) == []
+    captured = weft_capture.capture(WHOLE[name], eager_backend, fullgraph=True)
+    assert same(captured(X.clone(), AT), WHOLE[name](X.clone(), AT))
 
 
 def test_a_loop_over_the_best():
     captured = weft_capture.capture(
-        suppressed, eager_backend, fullgraph=False, rules=CacheRules(dynamic=True)
+        suppressed, eager_backend, fullgraph=True, rules=CacheRules(dynamic=True)
     )
     for count in (4, 4, 5):
         boxes, scores = torch.rand(count, 3), torch.rand(count)

@@ -206,7 +206,7 @@ def _selected(
     """
     entries = list(key.items) if type(key) is TupleValue else [key]
     plain = type(tensor) is TensorValue and not (tx.overrides.modes or tx.transforms)
-    copies = copied_by is not None and plain and not tx.graph.reads_data()
+    copies = copied_by is not None and plain
     if not any(_is_symbolic(entry) or (copies and _is_position(entry)) for entry in entries):
         return tensor, key
     dots = [i for i, entry in enumerate(entries) if entry.python_type() is type(Ellipsis)]
@@ -240,7 +240,7 @@ def _as_row(tx: Tracer, key: Value) -> Value:
     entries = list(key.items) if type(key) is TupleValue else [key]
     first = next((i for i, entry in enumerate(entries) if not _is_position(entry)), len(entries))
     rest = [entry.python_type() for entry in entries[first:]]
-    if tx.graph.reads_data() or not all(e in (int, slice, type(...), type(None)) for e in rest):
+    if not all(e in (int, slice, type(...), type(None)) for e in rest):
         return key
     one = constant(1)
     for i in range(first):
