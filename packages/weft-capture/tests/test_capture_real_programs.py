@@ -451,6 +451,19 @@ def test_inverse_transform_is_captured(options):
         captured(spectrum, torch.zeros_like(window))
 
 
+def test_counts_below_a_known_length():
+    def shares(labels, count):
+        found = torch.bincount(labels, minlength=count)
+        return found, labels.bincount(minlength=7) / labels.numel()
+
+    captured = weft_capture.capture(shares, eager_backend)
+    for labels in (torch.arange(5), torch.tensor([3, 3, 0, 1, 1, 1]), torch.tensor([1, 6, 2])):
+        assert same(captured(labels, 5), shares(labels, 5))  # the last has one beyond
+    assert captured._weft_capture.breaks == []
+    with pytest.raises(RuntimeError, match="non-negative"):
+        captured(torch.tensor([-1, 2, 3]), 5)
+
+
 def test_inverse_transform_of_other_shapes_is_left_to_torch():
     captured = weft_capture.capture(torch.istft, eager_backend)
     for spectrum, size in ((torch.ones(5, 4), 8), (torch.ones(5, 4, dtype=torch.cfloat), 12)):

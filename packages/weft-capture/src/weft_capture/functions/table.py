@@ -111,7 +111,7 @@ _FAMILIES = """
     functions.torch.settings libraries.attention
     functions.torch.backward libraries.rnn libraries.triton libraries.distributed
     libraries.fully_shard libraries.nested functions.torch.generator_objects
-    functions.torch.module_hooks functions.torch.spectra
+    functions.torch.module_hooks functions.torch.checked
 """
 
 

@@ -1,4 +1,7 @@
-"""`torch.istft` in Python: the C++ of it reads whether the windows leave a gap."""
+"""Functions of torch that read values of tensors, in Python, with a check in the graph instead.
+
+Where the check fails, the frame runs again eagerly.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from weft_core.inlinable import inlinable
 from weft_capture.breaks import Break
 from weft_capture.effects.runtime_asserts import emit_check
 from weft_capture.functions.table import decline, rule
-from weft_capture.model.protocol import Tracer, Value
+from weft_capture.model.constant import NONE, constant
+from weft_capture.model.protocol import Tracer, Value, method
 from weft_capture.tensors.tensor import TensorValue
 
 _LEAST = 1e-11
@@ -74,9 +78,35 @@ decline("unsupported-arguments", "torch.istft of other shapes, or past the last 
 @rule(_require)
 def _check(tx: Tracer, condition: Value) -> None:
     if not isinstance(condition, TensorValue) or not emit_check(tx, condition, True):
-        raise Break("data-dependent-value", "whether the windows of torch.istft overlap")
+        raise Break("data-dependent-value", "a check of torch.istft or torch.bincount")
 
 
 @rule(torch.istft)
 def _istft(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     return tx.const_object(_inverse).tp_call(tx, list(args), kwargs)
+
+
+@inlinable
+def _counts(numbers: torch.Tensor, minlength: int) -> torch.Tensor:
+    """Count numbers that are below `minlength`, so that this is the size of the result."""
+    _require(((numbers >= 0) & (numbers < minlength)).all())
+    ones = torch.ones_like(numbers, dtype=torch.int64)
+    zeros = torch.zeros(minlength, dtype=torch.int64, device=numbers.device)
+    return zeros.index_add(0, numbers.long(), ones)
+
+
+_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+_ZERO = constant(0)
+
+
+@method(TensorValue, "bincount")
+@rule(torch.bincount)
+def _bincount(tx: Tracer, input: Value, weights: Value = NONE, minlength: Value = _ZERO) -> Value:
+    line = isinstance(input, TensorValue) and input.fake.dim() == 1 and input.fake.dtype in _WHOLE
+    plain = line and weights is NONE and not tx.graph.reads_data()
+    if plain and minlength.is_constant() and minlength.as_constant() > 1:
+        return tx.const_object(_counts).tp_call(tx, [input, minlength], {})
+    args = [input, *([] if weights is NONE else [weights])]
+    return tx.graph.emit("call_function", torch.bincount, args, {"minlength": minlength})
