@@ -34,7 +34,7 @@ from weft_capture.execution import class_body
 from weft_capture.execution.frames import Frame
 from weft_capture.execution.journal import Journal
 from weft_capture.execution.stepping import SteppedFrame, Steps
-from weft_capture.functions import classes, table
+from weft_capture.functions import super_methods, table
 from weft_capture.functions import wrap as wrapping
 from weft_capture.functions.generators import make_generator
 from weft_capture.functions.language.text import text_of
@@ -140,7 +140,7 @@ class Tracer:
     tuple_of = TupleValue
     iterator_over = SequenceIterator
     bound_method = BoundMethod
-    base_method = classes.BaseMethod
+    base_method = super_methods.BaseMethod
     pregraph_value = symbolic_scalars.pregraph_value
     by_python = symbolic_scalars.by_python
     compare_varying = symbolic_scalars.compare_varying

@@ -33,15 +33,8 @@ def _percentile(a: torch.Tensor, q: Any, *args: Any, **kwargs: Any) -> torch.Ten
     return _quantile(a, q, *args, of=100, **kwargs)
 
 
-def _median(a: torch.Tensor, axis: int | None = None, *, keepdims: bool = False) -> torch.Tensor:
-    """Return the mean of the two middle ones, or NaN, which is sorted last."""
-    dims = a.dim() if axis is None and keepdims else 0
-    flat, at = (a.reshape(-1), 0) if axis is None else (a, axis)
-    values, count = flat.sort(at).values, flat.shape[at]
-    middle = values.narrow(at, (count - 1) // 2, 2 - count % 2).mean(at, keepdim=keepdims)
-    last = values.select(at, -1)
-    result = torch.where((last.unsqueeze(at) if keepdims else last).isnan(), torch.nan, middle)
-    return result.reshape([1] * dims) if dims else result
+def _median(a: torch.Tensor, axis: Any = None, *, keepdims: bool = False) -> torch.Tensor:
+    return _quantile(a, 0.5, axis, keepdims=keepdims)
 
 
 VERSIONS: dict[str, Callable[..., Any]] = {

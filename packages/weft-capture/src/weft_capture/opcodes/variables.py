@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr, call_pair, original
-from weft_capture.functions.classes import SuperValue
+from weft_capture.functions.super_methods import SuperValue
 from weft_capture.model.constant import NONE, NULL
 from weft_capture.model.dicts import DictValue
 from weft_capture.model.functions import BoundMethod, CellValue

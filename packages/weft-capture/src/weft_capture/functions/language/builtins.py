@@ -12,9 +12,9 @@ import torch
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break
-from weft_capture.functions.classes import SuperValue
 from weft_capture.functions.generators import CALLS, GeneratorValue
 from weft_capture.functions.language.type_checks import converted, identical, indexed
+from weft_capture.functions.super_methods import SuperValue
 from weft_capture.functions.table import pure, rule, rule_of_each
 from weft_capture.model.attributes import lookup
 from weft_capture.model.constant import (
