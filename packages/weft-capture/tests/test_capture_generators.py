@@ -163,36 +163,3 @@ def test_a_generator_inside_of_autocast_is_made_for_real():
     assert compiled() == run() == (torch.bfloat16, True, False)
     reasons = [(record.code, record.detail) for record in compiled._weft_capture.breaks]
     assert any(code == "generator" and "graph's mode" in detail for code, detail in reasons)
-
-
-def test_a_coroutine_goes_on_behind_a_break():
-    class Wait:
-        def __await__(self):
-            got = yield "waits"
-            return got
-
-    async def inner(x):
-        try:
-            return x + await Wait()
-        except KeyError:
-            return x - 1
-
-    async def outer(x):
-        y = await inner(x)
-        return y * await Wait()
-
-    def run(x, fails):
-        coroutine = outer(x)
-        coroutine.send(None)
-        weft_capture.graph_break()
-        seen = [inspect.getcoroutinestate(coroutine), coroutine.cr_await.__name__]
-        seen.append(coroutine.throw(KeyError) if fails else coroutine.send(2))
-        try:
-            coroutine.send(5)
-        except StopIteration as stop:
-            seen.append(stop.value.tolist())
-        return seen
-
-    compiled = weft_capture.capture(run, eager_backend)
-    for fails in (False, True):
-        assert compiled(torch.ones(2), fails) == run(torch.ones(2), fails)

@@ -38,15 +38,6 @@ def enter(manager):
         pass
 
 
-async def enter_async(manager):
-    async with manager:
-        pass
-
-
-async def wait(one):
-    await one
-
-
 def unpacking(x):
     values = {1: 1, 2: 2, 3: 3}
     several = [[1, 2, 3], (1, 2, 3), values, values.keys(), iter([1, 2, 3]), {1, 2, 3}, "abc"]
@@ -67,17 +58,9 @@ def managers(x):
         def __exit__(self, *error):
             return None
 
-    class AsyncEnters:
-        async def __aenter__(self):
-            return self
-
     several = (3, collections.deque(), Enters(), Leaves(), x)
     texts = [refused(enter, one) for one in several]
-    return x + 1, texts, [refused(enter_async(one).send, None) for one in (*several, AsyncEnters())]
-
-
-def awaited(x):
-    return x + 1, [refused(wait(one).send, None) for one in (3, "a", Unhashable())]
+    return x + 1, texts
 
 
 def unhashable_keys(x):
@@ -174,7 +157,7 @@ def recorded_warnings(x):
 
 
 PROGRAMS = (
-    unpacking, notes, managers, awaited, unhashable_keys, unhashable_elements, length_hints,
+    unpacking, notes, managers, unhashable_keys, unhashable_elements, length_hints,
     annotations, annotations_that_see_a_change, dataclass_of_local_types, unknown_annotation,
     type_variable, recorded_warnings,
 )  # fmt: skip

@@ -254,8 +254,8 @@ REASONS: dict[str, Reason] = {
         "turn the generator into a list",
     ),
     "async": Reason(
-        "a coroutine needs the event loop, or something awaited is no coroutine",
-        "await it outside of the compiled function",
+        "a coroutine or an asynchronous generator is made, which an event loop steps",
+        "make it outside of the compiled function, and compile what it calls",
     ),
     "suspends": Reason(
         "a coroutine or generator function waits or yields to code that is not compiled",

@@ -79,25 +79,6 @@ def enters(manager: Any) -> None:
         pass
 
 
-async def _enter(manager: Any) -> None:
-    async with manager:
-        pass
-
-
-async def _await(awaited: Any) -> None:
-    await awaited
-
-
-def async_enters(manager: Any) -> None:
-    """Use an object in an `async with` statement."""
-    _enter(manager).send(None)
-
-
-def awaits(awaited: Any) -> None:
-    """Await an object."""
-    _await(awaited).send(None)
-
-
 def add_note(note: Any) -> None:
     """Add a note to an exception."""
     Exception().add_note(note)

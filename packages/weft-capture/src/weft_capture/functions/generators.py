@@ -1,4 +1,4 @@
-"""Generators and coroutines of the program: frames that run up to the next yield.
+"""Generators of the program: frames that run up to the next yield.
 
 A started generator that is live after a graph break becomes a real one, whose code begins at
 the current yield (`bytecode.make_resume`).
@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft_guards.sources import CallSource
-
 from weft_capture.breaks import Break
 from weft_capture.bytecode import make_resume
 from weft_capture.model.constant import NONE, NULL, constant
@@ -25,7 +23,6 @@ from weft_capture.model.exceptions import (
     ExceptionValue,
     chain,
     generator_error,
-    generator_type_name,
 )
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.iterators import CombinedIterator, Iterated, IteratorValue
@@ -36,7 +33,7 @@ from weft_capture.python_compat import CLOSE_RETURNS
 
 @dataclass(eq=False)
 class GeneratorValue(IteratorValue):
-    """A generator or coroutine; `frame` is None when it has ended.
+    """A generator; `frame` is None when it has ended.
 
     For a polyfill `cls` is the class of the original and `made_by` the original callable.
     """
@@ -55,10 +52,8 @@ class GeneratorValue(IteratorValue):
     created_by: Any = None
 
     def __post_init__(self) -> None:
-        self.flags = self.function.code.co_flags
-        self.type_name = generator_type_name(self.flags)
         self.module = self.function.globals.get("__name__")
-        self.cls = _TYPES[self.type_name]
+        self.cls = types.GeneratorType
 
     def snapshot(self) -> Callable[[], None]:
         frame, saved = self.frame, self.__dict__.copy()
@@ -76,8 +71,6 @@ class GeneratorValue(IteratorValue):
         return restore
 
     def tp_iter(self, tx: Tracer) -> Value:
-        if self.type_name != "generator":
-            tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
         return self
 
     def tp_iternext(self, tx: Tracer) -> Value | None:
@@ -87,13 +80,12 @@ class GeneratorValue(IteratorValue):
         """Run to the next yield; None when the generator returned (its value in `returned`)."""
         frame = self.frame
         if frame is None:
-            self._refuse_ended(tx)
             if self.failed or any(map(_is_user_code, self.resumes)):
                 raise self._needs_original(tx)
             self.returned = None
             return None
         if not self.started and value is not NONE:
-            tx.raise_(TypeError, f"can't send non-None value to a just-started {self.type_name}")
+            tx.raise_(TypeError, "can't send non-None value to a just-started generator")
         self._enter(tx)
         if self.started:
             frame.stack.append(value)
@@ -104,8 +96,6 @@ class GeneratorValue(IteratorValue):
         """Raise `error` at the current yield, and run to the next yield."""
         frame = self.frame
         if frame is None or not self.started:
-            if frame is None:
-                self._refuse_ended(tx)
             tx.journal.touch(self)
             self.frame = None
             raise Raised(chain(tx, error, None))
@@ -143,7 +133,7 @@ class GeneratorValue(IteratorValue):
                 return NONE
             raise
         if item is not None:
-            tx.raise_(RuntimeError, f"{self.type_name} ignored GeneratorExit")
+            tx.raise_(RuntimeError, "generator ignored GeneratorExit")
         return (self.returned or NONE) if CLOSE_RETURNS else NONE
 
     def _needs_original(self, tx: Tracer) -> Break:
@@ -154,13 +144,9 @@ class GeneratorValue(IteratorValue):
         detail = f"a {self.cls.__name__} around code that raises"
         return Break("generator", detail, tx.steps.restart_step_of(self))
 
-    def _refuse_ended(self, tx: Tracer) -> None:
-        if self.type_name == "coroutine":
-            tx.raise_(RuntimeError, "cannot reuse already awaited coroutine")
-
     def _enter(self, tx: Tracer) -> None:
         if self.running:
-            tx.raise_(ValueError, f"{self.type_name} already executing")
+            tx.raise_(ValueError, "generator already executing")
         tx.journal.touch(self)
         self.running = True
 
@@ -176,7 +162,7 @@ class GeneratorValue(IteratorValue):
             self.failed = self.module == "weft_capture.polyfills"
             if self.failed and issubclass(raised.value.python_type(), StopIteration):
                 raise self._needs_original(tx) from None
-            raise Raised(generator_error(tx, raised.value, self.flags)) from None
+            raise Raised(generator_error(tx, raised.value)) from None
         finally:
             self.running = False
         if frame.result is None:
@@ -192,11 +178,9 @@ class GeneratorValue(IteratorValue):
         frame = self.frame
         if frame is None or self in out.rebuilt():
             return
-        noticed = self.type_name == "coroutine" and not self.started
-        if self.started and frame.decoded.unwinds(frame.instr):
-            noticed = not self._ends_silently(tx)
-        if noticed:
-            detail = f"a {self.type_name} that has not ended is dropped"
+        unwinds = self.started and frame.decoded.unwinds(frame.instr)
+        if unwinds and not self._ends_silently(tx):
+            detail = "a generator that has not ended is dropped"
             raise Break("generator", detail, tx.steps.restart_step_of(self))
 
     def _ends_silently(self, tx: Tracer) -> bool:
@@ -214,7 +198,7 @@ class GeneratorValue(IteratorValue):
         return not nodes
 
     def reconstruct(self, out: Output) -> None:
-        plain, reason = self.cls is _TYPES[self.type_name], self._unrebuildable_reason(out)
+        plain, reason = self.cls is types.GeneratorType, self._unrebuildable_reason(out)
         if self.module == "weft_capture.polyfills":
             default = "may have had another name" if plain else ""
             reason = "has started" if self.started or self.cls in _INNER else default
@@ -227,8 +211,10 @@ class GeneratorValue(IteratorValue):
             return
         names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]
         if frame is None:
-            code = _ENDED[self.type_name].__code__
-            out.call(resumed_generator, [constant(code), constant({}), TupleValue([]), *names])
+            out.call(
+                resumed_generator,
+                [constant(_generator.__code__), constant({}), TupleValue([]), *names],
+            )
             return
         state = [*frame.stack, NONE]  # the value sent to the current yield
         present = [value is not NULL for value in state]
@@ -268,15 +254,11 @@ def _is_user_code(iterator: Value) -> bool:
 def make_generator(
     frame: Frame, function: FunctionValue, args: list[Value], kwargs: Kwargs
 ) -> GeneratorValue:
-    """Return the generator or coroutine of a call; `frame` is its frame."""
+    """Return the generator of a call; `frame` is its frame."""
     tx = frame.tx
-    if frame.decoded.flags & inspect.CO_ASYNC_GENERATOR:
-        raise Break("async", "an asynchronous generator")
+    if frame.decoded.flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        raise Break("async", function.describe())
     generator = GeneratorValue(frame, function, args, kwargs)
-    if generator.type_name == "coroutine":
-        if sys.get_coroutine_origin_tracking_depth():
-            raise Break("generator", "a coroutine with origin tracking")
-        tx.guard(CallSource(sys.get_coroutine_origin_tracking_depth, ()), "CONST", 0)
     tx.watch(generator)
     return generator
 
@@ -285,7 +267,7 @@ def resumed_generator(
     code: types.CodeType, global_dict: dict[str, Any], cells: tuple[types.CellType, ...],
     name: str, qualname: str, ended: bool, *state: object,
 ) -> Any:  # fmt: skip
-    """Return a generator or coroutine of `code` that has ended, or has run to its first yield."""
+    """Return a generator of `code` that has ended, or has run to its first yield."""
     generator: Any = types.FunctionType(code, global_dict, name, None, cells or None)(*state)
     generator.__name__, generator.__qualname__ = name, qualname
     if ended:
@@ -299,12 +281,6 @@ def _generator() -> Any:
     yield
 
 
-async def _coroutine() -> None:
-    pass
-
-
 TEE: type = type(itertools.tee(())[0])
 CALLS: type = type(iter(int, 1))
 _INNER = (reversed, TEE)  # whose constructor takes fewer arguments
-_ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine}
-_TYPES = {"generator": types.GeneratorType, "coroutine": types.CoroutineType}

@@ -6,7 +6,6 @@ being handled gets the other one as its `__context__`.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -269,16 +268,11 @@ def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
     return value
 
 
-def generator_type_name(flags: int) -> str:
-    """Return the interpreter's name of the object that code with these flags creates."""
-    return "coroutine" if flags & inspect.CO_COROUTINE else "generator"
-
-
-def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
+def generator_error(tx: Tracer, stop: Value) -> Value:
     """Convert an exception that leaves the body of a generator (PEP 479)."""
     if not issubclass(stop.python_type(), StopIteration):
         return stop
-    text = constant(f"{generator_type_name(flags)} raised StopIteration")
+    text = constant("generator raised StopIteration")
     error = ExceptionValue(RuntimeError, [text])
     chain(tx, error)
     error.tp_setattro(tx, "__cause__", stop)

@@ -1,15 +1,13 @@
-"""Control flow: jumps, loops, returns, yields and awaits; raise, except, finally and with."""
+"""Control flow: jumps, loops, returns and yields; raise, except, finally and with."""
 
 from __future__ import annotations
 
-import inspect
 import types
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
 from weft_capture.effects.runtime_asserts import is_checked
 from weft_capture.functions.classes import ClassValue
-from weft_capture.functions.generators import GeneratorValue
 from weft_capture.model.constant import NONE, NULL, Constant, constant
 from weft_capture.model.exceptions import (
     TRACEBACK,
@@ -24,8 +22,6 @@ from weft_capture.model.protocol import Frame, Raised, Tracer, Value
 from weft_capture.opcodes.dispatch import opcode
 from weft_capture.python_compat import (
     WITH_CALLS_SPECIAL_METHODS,
-    async_enters,
-    awaits,
     enters,
     error_text,
 )
@@ -91,17 +87,15 @@ def _yield_value(frame: Frame, instr: Instr) -> None:
 
 @opcode("GET_YIELD_FROM_ITER")
 def _get_yield_from_iter(frame: Frame, instr: Instr) -> None:
-    inner, flags = frame.stack[-1], inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
-    if not (isinstance(inner, GeneratorValue) and inner.type_name == "coroutine"):
-        frame.stack[-1] = inner.tp_iter(frame.tx)
-    elif not frame.decoded.flags & flags:
-        text = "cannot 'yield from' a coroutine object in a non-coroutine generator"
-        frame.tx.raise_(TypeError, text)
+    inner = frame.stack[-1]
+    if issubclass(inner.python_type(), types.CoroutineType):
+        raise Break("async", "a coroutine in a generator's yield from")
+    frame.stack[-1] = inner.tp_iter(frame.tx)
 
 
 @opcode("SEND")
 def _send(frame: Frame, instr: Instr) -> None:
-    """`yield from` and `await`: step the inner iterator; at its end go on with its result."""
+    """`yield from`: step the inner iterator; at its end go on with its result."""
     tx = frame.tx
     sent = frame.stack.pop()
     inner = frame.stack[-1]
@@ -130,60 +124,6 @@ def _cleanup_throw(frame: Frame, instr: Instr) -> None:
     if not issubclass(raised.python_type(), StopIteration):
         raise Raised(raised)
     frame.stack[-3:] = [NONE, raised.tp_getattro(frame.tx, "value")]
-
-
-@opcode("GET_AWAITABLE")
-def _get_awaitable(frame: Frame, instr: Instr) -> None:
-    value = frame.stack[-1]
-    cls = value.python_type()
-    if not (hasattr(cls, "__await__") or cls is types.GeneratorType or instr.arg):
-        frame.tx.raise_(TypeError, error_text(awaits, cls))
-    frame.stack[-1] = awaitable(frame, value)
-
-
-def awaitable(frame: Frame, value: Value) -> Value:
-    """Return what `await` steps for an object.
-
-    Raises:
-        Break: when it is no awaitable, or is being awaited: the real instruction refuses it.
-    """
-    if isinstance(value, GeneratorValue):
-        busy = value.frame is not None and value.started and value.frame.delegate() is not None
-        is_coroutine = value.type_name == "coroutine" and not busy
-        if is_coroutine or value.flags & inspect.CO_ITERABLE_COROUTINE:
-            return value
-    elif hasattr(value.python_type(), "__await__"):
-        iterator = value.call_method(frame.tx, "__await__", [], {})
-        if hasattr(iterator.python_type(), "__next__"):
-            return iterator
-    raise Break("async", f"{value.describe()} is awaited")
-
-
-@opcode("GET_AITER")
-def _get_aiter(frame: Frame, instr: Instr) -> None:
-    tx, over = frame.tx, frame.stack[-1]
-    cls = over.python_type()
-    if not hasattr(cls, "__aiter__"):
-        text = f"'async for' requires an object with __aiter__ method, got {cls.__name__}"
-        tx.raise_(TypeError, text)
-    iterator = frame.stack[-1] = over.call_method(tx, "__aiter__", [], {})
-    cls = iterator.python_type()
-    if not hasattr(cls, "__anext__"):
-        text = "'async for' received an object from __aiter__ that does not implement __anext__: "
-        tx.raise_(TypeError, text + cls.__name__)
-
-
-@opcode("GET_ANEXT")
-def _get_anext(frame: Frame, instr: Instr) -> None:
-    step = frame.stack[-1].call_method(frame.tx, "__anext__", [], {})
-    frame.stack.append(awaitable(frame, step))
-
-
-@opcode("END_ASYNC_FOR")
-def _end_async_for(frame: Frame, instr: Instr) -> None:
-    _, raised = frame.pop_many(2)
-    if not issubclass(raised.python_type(), StopAsyncIteration):
-        raise Raised(raised)
 
 
 # ---- raise, except, finally and with, as the exception table of 3.11 and later has them
@@ -239,7 +179,7 @@ def _reraise(frame: Frame, instr: Instr) -> None:
 @opcode("STOPITERATION_ERROR")
 def _stopiteration_error(frame: Frame, instr: Instr) -> None:
     """With it 3.12 and later end a generator's body (PEP 479)."""
-    frame.stack[-1] = generator_error(frame.tx, frame.stack[-1], frame.decoded.flags)
+    frame.stack[-1] = generator_error(frame.tx, frame.stack[-1])
 
 
 def _classes(frame: Frame, matched: Value) -> tuple[type, ...]:
@@ -258,16 +198,15 @@ def _check_exc_match(frame: Frame, instr: Instr) -> None:
     frame.stack.append(constant(issubclass(frame.stack[-1].python_type(), classes)))
 
 
-@opcode("BEFORE_WITH", "BEFORE_ASYNC_WITH")
+@opcode("BEFORE_WITH")
 def _before_with(frame: Frame, instr: Instr) -> None:
     tx = frame.tx
     manager = frame.stack.pop()
     cls = manager.python_type()
-    a, use = ("a", async_enters) if instr.opname == "BEFORE_ASYNC_WITH" else ("", enters)
-    names = enter, leave = f"__{a}enter__", f"__{a}exit__"
+    names = enter, leave = "__enter__", "__exit__"
     present = [n for n in names if hasattr(cls, n) or manager.find_method(n) is not None]
     if len(present) < 2:
-        tx.raise_(TypeError, error_text(use, cls, present))
+        tx.raise_(TypeError, error_text(enters, cls, present))
     if isinstance(manager, UserObject):  # past its attributes (CPython: _PyObject_LookupSpecial)
         exit_method = manager.special(tx, leave)
     else:
