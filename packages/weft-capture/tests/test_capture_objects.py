@@ -252,6 +252,21 @@ def test_an_inlined_call_lets_go_of_its_arguments():
     assert program(X)[1] is None and run(X)[1] is None
 
 
+class MadeOverABreak:
+    def __new__(cls, value):
+        make = super().__new__
+        wc.graph_break()
+        return make(cls)
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_new_of_a_base_class_over_a_break():
+    run, _ = captured(lambda x: MadeOverABreak(x + 1).value * 2)
+    assert torch.equal(run(X), (X + 1) * 2)
+
+
 class Doubled(collections.namedtuple("Doubled", "x y")):
     def __new__(cls, x):
         return super().__new__(cls, x, x * 2)

@@ -87,7 +87,10 @@ class BaseMethod(Value):
 
     def reconstruct(self, out: Output) -> None:
         member = vars(self.base_class)[self.name]
-        out.call(type(member).__get__, [constant(member), self.owner])
+        if isinstance(member, types.BuiltinFunctionType):  # `__new__`, which is bound to no one
+            constant(member).reconstruct(out)
+        else:
+            out.call(type(member).__get__, [constant(member), self.owner])
 
     def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         owner = self.owner
