@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from integration.fuzz import REGISTRY, Program, generator
 from integration.fuzz.alone import write
 from integration.fuzz.hunt import hunt
 from integration.fuzz.minimise import minimise, split
 from integration.fuzz.pool import Worker
+from integration.fuzz.roundings import Roundings
 from integration.fuzz.runner import run
 
 ROOT = Path(__file__).parent.parent
@@ -116,6 +118,19 @@ def test_what_differs_is_seen():
     ]:
         program = Program(seen + other.format(line), ("(tensor((3, 4)),)",))
         assert run(program, "eager").kind == kind, line
+
+
+def test_roundings_show_where_terms_overflow():
+    """A product alone, which eager adds up at once, or the first terms of a product of matrices."""
+    huge, found = torch.tensor([[3e38, -3e38, 3e38]]), set()
+    for seed in range(8):
+        with Roundings(seed):
+            assert torch.full((3,), -3e38).addcmul_(huge[0], torch.tensor(2.0))[0].isinf()
+            found.add(bool((huge @ torch.ones(3, 1)).isfinite()))
+            assert int(torch.ones(1, 2).long() @ torch.ones(2).long()) == 2
+            close = torch.addmm(torch.ones(1, 1), huge / 3e38, torch.ones(3, 1), alpha=0.5)
+            torch.testing.assert_close(close, torch.full((1, 1), 1.5))
+    assert found == {True, False}
 
 
 def test_the_file_of_a_failure_runs_alone(tmp_path):

@@ -52,18 +52,45 @@ def _variance_and_mean(
     return squares * scale, mean if keepdim else mean.squeeze(dims)
 
 
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A product of matrices whose terms are added in another order."""
+    kind = torch.promote_types(x.dtype, torch.float32)  # in which 16-bit numbers are added
+    return (x.to(kind).unsqueeze(-1) * y.to(kind).unsqueeze(-3)).sum(-2).to(x.dtype)
+
+
+def _added_product(
+    z: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    return z * beta + _product(x, y) * alpha if beta else _product(x, y) * alpha
+
+
 # Whose terms inside overflow or cancel.
 _TAKEN_APART = get_decompositions(
     [
         _aten.gelu, _aten.gelu_backward, _aten.linalg_cross, _aten.addcmul, _aten.logaddexp,
         _aten.logaddexp2, _aten.native_batch_norm, _aten._native_batch_norm_legit,
-        _aten.native_layer_norm, _aten.native_group_norm,
+        _aten.native_layer_norm, _aten.native_group_norm, _aten.lerp, _aten.addr, _aten.addcdiv,
     ]
 )  # fmt: skip
+_TAKEN_APART |= dict.fromkeys((_aten.mm.default, _aten.bmm.default), _product)
+_TAKEN_APART |= dict.fromkeys((_aten.addmm.default, _aten.baddbmm.default), _added_product)
 _TAKEN_APART[_aten._euclidean_dist.default] = _euclidean_distance
 _TAKEN_APART[_aten.var_mean.correction] = _variance_and_mean
 _SCALED = (_aten.add.Tensor, _aten.sub.Tensor)
 _SUMS = (_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim)
+
+
+def _without_write(func: Any) -> Any:
+    """What an operator that writes in place computes, if that is taken apart."""
+    name = func.overloadpacket.__name__
+    packet = getattr(_aten, name[:-1], None) if name.endswith("_") else None
+    pure = getattr(packet, func._overloadname, None)
+    return pure if pure in _TAKEN_APART or pure in _SCALED else None
+
+
+def _is_float(args: Any) -> bool:
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
 
 
 class Roundings(TorchDispatchMode):
@@ -79,7 +106,9 @@ class Roundings(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _aten._efficientzerotensor.default:  # which crashes torch in a mode
             return torch.zeros(*args, **kwargs)
-        if func in _TAKEN_APART:
+        if (pure := _without_write(func)) is not None:
+            return args[0].copy_(self.__torch_dispatch__(pure, types, args, kwargs))
+        if func in _TAKEN_APART and _is_float(args):
             with self:
                 return _TAKEN_APART[func](*args, **kwargs)
         if func in _SCALED and kwargs.get("alpha", 1) != 1:
