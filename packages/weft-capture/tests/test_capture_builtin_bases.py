@@ -74,6 +74,34 @@ class OddText(Odd, bytes):
     pass
 
 
+class Tupled(Exception):
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, (value,))
+
+
+class Claiming:
+    def __getattribute__(self, name):
+        return True
+
+
+def _claims(classes):
+    try:
+        return isinstance(Claiming(), classes)
+    except TypeError as error:
+        return str(error)
+
+
+def _attribute_of_error():
+    error = Tupled(1)
+    error.v = 2
+    found = error.v
+    plain = AssertionError()
+    object.__setattr__(plain, "v", 3)
+    kept = plain.v
+    object.__delattr__(plain, "v")
+    return found, kept, hasattr(plain, "v")
+
+
 def _with_slice():
     items = [1, 2, 3]
     items[1:2] = Items()
@@ -94,6 +122,8 @@ def _with_slice():
         lambda: ",".join(Items()),
         lambda: list(iter(Items())),
         _with_slice,
+        _attribute_of_error,
+        lambda: (_claims(collections.abc.Sized), _claims(list), _claims(Claiming)),
         lambda: (list(Failing()), next(iter(Failing()))),
     ],
 )

@@ -137,7 +137,7 @@ def _plainly(name: str) -> Callable[..., Value]:
     def run(tx: Tracer, owner: Value, attribute: Value, *value: Value) -> Value:
         if isinstance(owner, ClassValue) or len(value) != (name == "setattr"):
             raise Break("c-attribute", f"object.__{name}__ of {owner.describe()}")
-        plain = f"plain_{name}" if isinstance(owner, UserObject) else name
+        plain = f"plain_{name}" if isinstance(owner, UserObject) else f"tp_{name}o"
         getattr(owner, plain)(tx, attribute.as_constant(), *value)
         return NONE
 

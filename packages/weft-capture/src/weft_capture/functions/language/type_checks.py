@@ -148,6 +148,8 @@ def _class_attribute_is(tx: Tracer, value: Value, target: type) -> bool:
     if plain and not value.has_special("__getattribute__"):
         return False
     claimed = value.tp_getattro(tx, "__class__").as_constant()
+    if isinstance(target, abc.ABCMeta) and not isinstance(claimed, type):
+        tx.raise_(TypeError, "issubclass() arg 1 must be a class")
     return isinstance(claimed, type) and _subclass(tx, claimed, (target,))
 
 
