@@ -137,7 +137,8 @@ def _texts_of(tx: Tracer, score_mod: Value, mask_mod: Value, *numbers: Any) -> V
     for node in reversed(branch.nodes):
         tx.graph.discard(node)
     captured = [_as_tensor(tx, node, numbers[0]) for node in free]
-    if any(value is None or value.fake.requires_grad for value in captured):
+    learnt = any(value is not None and value.fake.requires_grad for value in captured)
+    if None in captured or (learnt and torch.is_grad_enabled()):
         return NONE
     texts = flex.score_texts(module, [value.fake for value in (*numbers, *captured)])
     return NONE if texts is None else TupleValue([*map(constant, texts), ListValue(captured)])

@@ -55,7 +55,7 @@ def forward(
     queries, keys, warps, stages = _tile(_FORWARD, query, key, value, block_size)
     grid = (triton.cdiv(query.shape[2], queries), query.shape[0] * query.shape[1])
     kernels["attend"][grid](
-        query, key, value, out, lse, largest, *_rows(blocks[:4], query), *captured,
+        query, key, value, out, lse, largest, *_rows(blocks[:4]), *captured,
         scale, query.shape[1], query.shape[2], key.shape[2], _parts(key, keys, block_size[1]),
         *(step for one in (query, key, value, out) for step in one.stride()),
         **_constants(query, key, value, block_size, queries, keys),
@@ -84,7 +84,7 @@ def backward(
         grid = (triton.cdiv(of.shape[2], size), of.shape[0] * of.shape[1])
         kernels[name][grid](
             query, key, value, grad, lse, delta.contiguous(), *result,
-            *_rows(masks, query), *captured, scale, query.shape[1], query.shape[2], key.shape[2],
+            *_rows(masks), *captured, scale, query.shape[1], query.shape[2], key.shape[2],
             _parts(other, along, block),
             *(step for one in (query, key, value, grad, *result) for step in one.stride()),
             **_constants(query, key, value, block_size, queries, keys),
@@ -115,7 +115,7 @@ def _tile(table: Any, *operands: Any) -> tuple[int, int, int, int]:
     return fitting[0], fitting[1], *rest
 
 
-def _rows(blocks: Tensors, query: torch.Tensor) -> list[Any]:
+def _rows(blocks: Tensors) -> list[Any]:
     """The tensors of a mask, then the steps from a batch and a head to the next, and of a row."""
     count = blocks[0]
     batches, heads, rows = count.shape
