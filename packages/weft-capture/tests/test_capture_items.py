@@ -120,6 +120,18 @@ def test_items_that_the_program_can_tell_from_copies(function):
     assert set(broken(function, X, AT)) == {"data-dependent-value"}
 
 
+def written_column(x, at):
+    y = x[..., at]
+    y += 1
+    return x * 2
+
+
+@pytest.mark.parametrize("function", [written, written_around, written_column, read_between])
+def test_items_in_inference_mode_which_counts_no_writes(function):
+    inside = torch.inference_mode()(lambda x, at: function(x, at))
+    assert "data-dependent-value" in broken(inside, X, AT)
+
+
 def test_gradients_of_items():
     def loss(x, at):
         return (x * x)[at].sum() + x[at, at]

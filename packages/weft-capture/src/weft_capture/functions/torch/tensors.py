@@ -289,7 +289,8 @@ class _Copied:
     def check(self, tx: Tracer, out: Output) -> None:
         """Break at the step where the program could tell."""
         memory, base = memory_of(self.copy), memory_of(self.base)
-        if self.base.is_inference() and tx.graph.mode.writes != self.writes:
+        uncounted = self.base.is_inference() or self.copy.is_inference()
+        if uncounted and tx.graph.mode.writes != self.writes:
             raise Break("data-dependent-value", "a write in inference mode", self.step)
         after = [row for row in tx.graph.written if row[0] >= self.step]
         changed = [at for at, where in after if base in where and at not in self.stored]
