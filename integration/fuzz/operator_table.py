@@ -37,7 +37,7 @@ INCONSISTENT = re.compile(
     r" % [^)\]]+$|remainder|fmod|\.logit\(|fft\.|"
     r"\.(max|min|median|nanmedian)\(\)|\.(var|std)|(var|std)_mean|F\.interpolate|"
     r"\.prod\(|F\.(layer|group)_norm|laguerre|cumprod|copysign|signbit|"
-    r"\.(byte|int|long)\(\)|torch\.u?int\d+|type_as"
+    r"\.(byte|int|long)\(\)|torch\.u?int\d+|type_as|\.to\([av]\d"
 )
 
 # The same whatever the values are: divisors below 1.2e-38 are zero in vector code, and exponents
