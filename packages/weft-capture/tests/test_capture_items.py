@@ -115,7 +115,21 @@ def column(x, at):
     return (x * 2)[:, at]
 
 
-@pytest.mark.parametrize("function", [written, written_around, read_between, view, column])
+def twice(x, at):
+    x = x * 2
+    return x[at, 1:], x[at]
+
+
+def item_of_an_item(x, at):
+    z = (x := x * 2)[at][at]
+    x.add_(1)
+    return z + 1
+
+
+OTHERS = [written, written_around, read_between, view, column, twice, item_of_an_item]
+
+
+@pytest.mark.parametrize("function", OTHERS)
 def test_items_that_the_program_can_tell_from_copies(function):
     assert set(broken(function, X, AT)) == {"data-dependent-value"}
 

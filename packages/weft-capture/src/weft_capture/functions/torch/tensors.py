@@ -288,16 +288,16 @@ class _Copied:
 
     def check(self, tx: Tracer, out: Output) -> None:
         """Break at the step where the program could tell."""
-        memory, base = memory_of(self.copy), memory_of(self.base)
+        memory, bases = memory_of(self.copy), self._bases(tx)
         uncounted = self.base.is_inference() or self.copy.is_inference()
         if uncounted and tx.graph.mode.writes != self.writes:
             raise Break("data-dependent-value", "a write in inference mode", self.step)
         after = [row for row in tx.graph.written if row[0] >= self.step]
-        changed = [at for at, where in after if base in where and at not in self.stored]
+        changed = [at for at, where in after if bases & where and at not in self.stored]
         told = changed and max(self._reads(tx, memory), default=-1) >= min(changed)
         for at in (at for at, where in after if memory in where):
             back = min((to for to in self.stored if to >= at), default=sys.maxsize)
-            between = (*self._reads(tx, base), *changed)
+            between = (*self._reads(tx, *bases), *changed)
             told = told or back == sys.maxsize or any(at < n < back for n in between)
         if told:
             raise Break("data-dependent-value", "a write to an item, or around it", self.step)
@@ -305,18 +305,29 @@ class _Copied:
         if memory not in leaving:
             return
         view = functools.reduce(lambda t, dim: t.select(dim, 0), sorted(self.dims)[::-1], self.base)
-        outside = base in leaving | tx.graph.input_memory()
+        others = [w for w in tx.watched if isinstance(w, _Copied) and w is not self]
+        alike = [memory_of(w.copy) for w in others if bases & w._bases(tx)]
+        outside = bases & (leaving | tx.graph.input_memory()) or leaving.intersection(alike)
         if changed or outside or view.stride() != self.copy.stride():
             raise Break("data-dependent-value", "an item leaves the graph, as a view", self.step)
 
-    def _reads(self, tx: Tracer, memory: object) -> list[int]:
+    def _bases(self, tx: Tracer) -> set[object]:
+        """Return the memory of the base, and of what it is a copied item of in turn."""
+        found = {memory_of(self.base)}
+        for watcher in reversed(tx.watched):
+            if isinstance(watcher, _Copied) and memory_of(watcher.copy) in found:
+                found.add(memory_of(watcher.base))
+        inputs = tx.graph.input_memory()  # which may share their memory
+        return found | inputs if found & inputs else found
+
+    def _reads(self, tx: Tracer, *memory: object) -> list[int]:
         """Return the steps that read some memory."""
         return [
             step
             for node, step in tx.graph.step_of_node.items()
             if not node._erased and step >= self.step
             for source in node.all_input_nodes
-            if memory_of(source.meta.get("example_value")) == memory
+            if memory_of(source.meta.get("example_value")) in memory
         ]
 
 
