@@ -1,6 +1,7 @@
 """Convolutions that weft's own function computes (weft_convolution.h), beside float64 and eager."""
 
 import ctypes
+import random
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ SIZES = [
     (3, 5, 9, 33, 50, (3, 3), (2, 1), 1, 1),
     (1, 4, 30, 31, 64, (5, 3), 3, (2, 0), (2, 3)),
     (9, 7, 7, 7, 13, (1, 1), 1, 0, 1),
+    (2, 6, 8, 9, 5, (1, 1), 1, (1, 2), 1),
     (2, 8, 12, 12, 9, (1, 1), (2, 3), 0, 1),
     (2, 3, 40, 40, 20, (7, 7), 2, 3, 1),
     (1, 2, 28, 28, 6, (5, 5), 1, 0, 1),
@@ -144,3 +146,29 @@ def test_every_width_of_lanes(width, tmp_path):
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (out, x, w, b)]
         assert weft_convolution(*pointers, (ctypes.c_int64 * len(numbers))(*numbers)) == 0
         assert ((out - exact).abs() <= 1e-6 * bound).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_geometries(seed):
+    """Eight convolutions a graph, of small images, where borders and steps meet."""
+    draw = random.Random(seed)
+    args, geometries = [], []
+    while len(geometries) < 8:
+        size, window, stride, padding, spread = (
+            [draw.randint(low, high) for _ in range(2)]
+            for low, high in ((1, 7), (1, 3), (1, 3), (0, 3), (1, 2))
+        )
+        sizes = zip(size, window, padding, spread, strict=True)
+        if all(n + 2 * p > d * (k - 1) for n, k, p, d in sizes):
+            channels = draw.randint(1, 5)
+            args.append(torch.randn(draw.randint(1, 3), channels, *size))
+            args.append(torch.randn(draw.randint(1, 9), channels, *window))
+            geometries.append((None, stride, padding, spread))
+
+    def convolved(*given):
+        pairs = zip(given[::2], given[1::2], geometries, strict=True)
+        return torch.cat([F.conv2d(x, w, *geometry).flatten() for x, w, geometry in pairs])
+
+    count = own(convolved, *args)
+    assert count > 4
+    check(convolved, *args, count=count)

@@ -103,7 +103,7 @@ int weft_convolution(float *out, const float *x, const float *weight, const floa
     weft_convolution_job job = {*(const weft_convolution_of *)sizes, x};
     const weft_convolution_of *of = &job.of;
     weft_convolution_start(&job);
-    if (job.places * of->step[0] * of->step[1] == 1 && job.plane == job.area)
+    if (job.places * of->step[0] * of->step[1] == 1 && of->border[0] + of->border[1] == 0)
         return weft_product(out, bias, x, weight, of->batch * job.area, of->filters, of->channels, 0, of->channels,
                             of->channels, WEFT_F32);
     int64_t depth = of->channels * job.places, most = WEFT_BLOCK / WEFT_WIDE;
