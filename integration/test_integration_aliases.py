@@ -181,6 +181,7 @@ class TestInputs:
     "write",
     [
         lambda x: x.cumsum_(0),
+        lambda x: x.triu_(1),
         lambda x: x.masked_fill_(x > 2, 0),
         lambda x: x.mul_(torch.ones(x.shape)),
         lambda x: torch.neg(x.contiguous(), out=x),
@@ -195,7 +196,14 @@ def test_written_tensor_keeps_its_strides(write, dynamic):
         write(x)
         return x, x.t().view(-1)
 
+    def program_of_a_view(x):
+        x = x.clone()
+        view = x[:, : x.shape[1]]
+        write(view)
+        return x, view.t().view(-1), view.ravel()
+
     compare(program, [turned(3, 2)], "codegen", dynamic)
+    compare(program_of_a_view, [turned(3, 2)], "codegen", dynamic)
 
 
 def test_layout_changed_in_place_with_a_gradient():

@@ -58,12 +58,14 @@ class AdapterMode(TorchFunctionMode):
                     "clone the view before writing to it",
                 )
             if views and _keeps_layout(name):
-                layouts.append((views[-1], views[-1].shape, views[-1].stride()))
+                layouts.append((views, views[-1].shape, views[-1].stride()))
         if name in ("resize_", "resize_as_") and self._keeps_size(args, kwargs):
             return args[0]
         result = _adapted(func, *args, **kwargs)
-        for whole, shape, strides in layouts:
-            _lay_out(whole, shape, strides)
+        for views, shape, strides in layouts:
+            _lay_out(views[-1], shape, strides)
+            for view in views[:-1]:
+                _update_strides(view)
         given = {id(one) for one in _tensors((*args, *kwargs.values()))}
         for made in _tensors((result,)):
             if args and id(made) not in given:  # it was there before, and not made of another
@@ -130,6 +132,15 @@ def _lay_out(x: Any, shape: Any, strides: Any) -> None:
         functional._functionalize_replace(x, functional._from_functional_tensor(dense))
         functional._functionalize_commit_update(x)
         functional._sync(x)
+
+
+def _update_strides(view: Any) -> None:
+    """Let a view that was written say how it lies in its base, not how the operation's result did."""
+    functional: Any = torch
+    functional._sync(view)
+    value = functional._from_functional_tensor(view)
+    if view.layout is torch.strided and not equal_sizes(view.stride(), value.stride()):
+        functional._functionalize_replace(view, value)
 
 
 def _shares(one: Any, view: torch.Tensor) -> bool:
