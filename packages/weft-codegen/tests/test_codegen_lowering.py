@@ -182,6 +182,12 @@ def test_argmax_takes_the_first_of_equals_in_any_memory_order(order, fill):
     check(lambda x: (x.argmax(), x.argmin(), x.argmax(1)), x, native=True)
 
 
+def test_argmax_takes_the_first_of_equals_of_what_is_concatenated():
+    x = torch.tensor([1, 3, 0, 2, 3])
+    check(lambda x: torch.cartesian_prod(x, x).argmax(), x, native=True)
+    check(lambda x: torch.stack([x, x, x], 1).argmin(), x, native=True)
+
+
 def test_take_of_a_single_index_of_no_dimensions():
     check(lambda x, i: (x.take(i), x.take(-i)), X, torch.tensor(7))
 

@@ -49,7 +49,7 @@ from weft_codegen.kernels.simd import (
 from weft_codegen.kernels.transpose_tile import TransposeTile, match_transpose_tile
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Cast, Local, index_of, is_product
-from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms
+from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, single
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import (
     Body,
@@ -206,13 +206,13 @@ class BodyWriter:
     def _extreme_position(self, stmt: Reduce, targets: Sequence[str], values: list[str]) -> None:
         """argmax, argmin: the lowest index of equals wins, and nan beats everything.
 
-        Loops over several axes may run in another order than the index does.
+        Loops over several axes, or over one part after another, may have another order than it.
         """
         sign = ">" if stmt.op == "argmax" else "<"
         best, place = targets
         value = self._name("x")
         position = index_of(stmt.values[1])
-        in_order = position is not None and sum(1 for _ in atoms(position)) < 2
+        in_order = position is not None and isinstance(single(position), Axis)
         with self._text.block(""):
             self._text.line(f"const {C_TYPES[stmt.targets[0].dtype].value} {value} = {values[0]};")
             better = f"{value} {sign} {best} || ({value} != {value} && {best} == {best})"

@@ -38,10 +38,11 @@ def is_view(target: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-_COMPARING = frozenset(
-    "aten::" + name
-    for name in "eq ne lt le gt ge max min amax amin argmax argmin cummax cummin".split()  # noqa: SIM905
-)
+_COMPARISONS = """
+    eq ne lt le gt ge max min amax amin argmax argmin cummax cummin _unique2 unique_dim
+    unique_consecutive sort argsort topk kthvalue mode searchsorted bucketize isin
+"""
+_COMPARING = frozenset("aten::" + name for name in _COMPARISONS.split())
 
 
 def compared(gm: fx.GraphModule) -> set[fx.Node]:
