@@ -135,7 +135,7 @@ def _lay_out(x: Any, shape: Any, strides: Any) -> None:
 
 
 def _update_strides(view: Any) -> None:
-    """Let a view that was written say how it lies in its base, not how the operation's result did."""
+    """Let a written view say how it lies in its base, not how the result of the operation did."""
     functional: Any = torch
     functional._sync(view)
     value = functional._from_functional_tensor(view)
