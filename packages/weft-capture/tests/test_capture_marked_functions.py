@@ -48,11 +48,6 @@ def test_what_is_compiled_on_its_own_is_inlined(name):
     assert len(optimised._weft_capture.graphs) == 1
 
 
-def halves(x):
-    for n in range(2):
-        yield x / 2 + n
-
-
 def breaks(x):
     y = x.sin()
     print(end="")
@@ -72,7 +67,6 @@ INNER = {
     "function": lambda run: run(twice),
     "function with a graph break": lambda run: run(breaks),
     "fullgraph": lambda run: run(twice, fullgraph=True) if run is captured else twice,
-    "generator": lambda run: lambda x, each=run(halves): sum(each(x)),
     "method": lambda run: run(Scale().__call__),
     "object": lambda run: run(Scale()),
     "partial": lambda run: run(functools.partial(torch.mul, other=2)),
