@@ -17,11 +17,14 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from weft_core.inlinable import inlinable
 from weft_core.tracing import trace_aten
 
 Tensors = Sequence[torch.Tensor]
 LN2 = math.log(2.0)
 MOST_WIDTH = 256
+NUMBERS = (torch.float32, *(torch.int32,) * 4)
+"""The dtypes of a score and its position: batch, head, query and key."""
 DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 _library = torch.library.Library("weft_core", "FRAGMENT")
@@ -155,14 +158,19 @@ class _Attention(torch.autograd.Function):
         return *found, *(None,) * 6
 
 
+@inlinable
+def memory_order(strides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the first three dimensions from the outermost in memory on, and the way back."""
+    order = sorted(range(3), key=lambda dim: -strides[dim])
+    return order, [order.index(dim) for dim in range(3)]
+
+
 def empty_results(query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return memory for the results: the attention lies as the query, its last dimension dense."""
-    strides = query.stride()
-    order = sorted(range(3), key=lambda dim: -strides[dim])
-    sizes = [query.shape[dim] for dim in order]
-    out = query.new_empty(*sizes, value.shape[-1])
+    order, back = memory_order(query.stride())
+    out = query.new_empty(*(query.shape[dim] for dim in order), value.shape[-1])
     rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2)]
-    return out.permute(*(order.index(dim) for dim in range(3)), 3), *rows
+    return out.permute(*back, 3), *rows
 
 
 def empty_gradients(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -58,7 +58,7 @@ def attend(
             return attend(query, key, value, score_mod, block_mask, scale)
     operands = query, key.expand(query.size(0), -1, -1, -1), value.expand(query.size(0), -1, -1, -1)
     if _has_kernel(*operands, block_mask):
-        zeros = [torch.zeros((), dtype=kind, device=query.device) for kind in _NUMBERS]
+        zeros = [torch.zeros((), dtype=kind, device=query.device) for kind in flex.NUMBERS]
         texts = texts_of(score_mod, block_mask[-1], *zeros)
         if texts is not None:
             program, gradient, captured = texts
@@ -68,8 +68,6 @@ def attend(
     return attend_densely(*operands, score_mod, block_mask, scale)
 
 
-_NUMBERS = (torch.float32, *(torch.int32,) * 4)
-"""The dtypes of a score and its position."""
 FUSED_ON = {"cuda"}
 """Types of devices on which the operator has a kernel."""
 
@@ -107,9 +105,9 @@ def attend_densely(
         taking_part = _mapped(block_mask[-1], ())(*positions)
         scores = torch.where(taking_part, _mapped(score_mod, (0,))(scores, *positions), -torch.inf)
     nothing = (scores == -torch.inf).all(-1)
-    sums = torch.where(nothing.unsqueeze(-1), 0, scores).logsumexp(-1) / _LN2
+    sums = torch.where(nothing.unsqueeze(-1), 0, scores).logsumexp(-1) / flex.LN2
     out = torch._safe_softmax(scores, -1).to(query.dtype) @ value
-    largest = scores.detach().amax(-1) / _LN2
+    largest = scores.detach().amax(-1) / flex.LN2
     return _laid_out(out, strides), torch.where(nothing, -torch.inf, sums), largest
 
 
@@ -179,9 +177,6 @@ rule(flex.flex_attention)(
 )
 
 
-_LN2 = 0.6931471805599453
-
-
 @inlinable
 def _mapped(function: Any, first: tuple[int, ...]) -> Any:
     for axes in _AXES:
@@ -192,8 +187,7 @@ def _mapped(function: Any, first: tuple[int, ...]) -> Any:
 @inlinable
 def _laid_out(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """Return the tensor in the memory order of the query, but with its last dimension dense."""
-    order = sorted(range(3), key=lambda dim: -strides[dim])
-    back = [order.index(dim) for dim in range(3)]
+    order, back = flex.memory_order(strides)
     return out.permute(*order, 3).contiguous().permute(*back, 3)
 
 

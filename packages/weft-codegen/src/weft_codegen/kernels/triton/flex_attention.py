@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
-from weft_core.flex_attention import empty_gradients, empty_results, function_of
+from weft_core.flex_attention import NUMBERS, empty_gradients, empty_results, function_of
 from weft_core.tracing import trace_aten
 
 from weft_codegen.compile import decompositions
@@ -29,7 +29,6 @@ from weft_codegen.loops.lower.graph import lower_graph
 Tensors = Sequence[torch.Tensor]
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
-_NUMBERS = (torch.float32, *(torch.int32,) * 4)
 # Queries and keys of a block, warps and stages, by the width of the operands (at most so many).
 _FORWARD = {
     torch.float32: ((64, (64, 64, 4, 2)), (256, (32, 32, 4, 1))),
@@ -146,7 +145,7 @@ def _constants(
 @functools.lru_cache(maxsize=256)
 def _kernels(program: str, gradient: str, captured: tuple[Layout, ...]) -> dict[str, Any]:
     """The Triton functions for what is done to the scores, by name."""
-    names = [f"in{len(_NUMBERS) + at}" for at in range(len(captured))]
+    names = [f"in{len(NUMBERS) + at}" for at in range(len(captured))]
     texts = [_function("modify", program, captured, ())]
     if gradient:
         texts.append(_function("slope", gradient, captured, (torch.float32,)))
@@ -162,7 +161,7 @@ def _function(
     """A function of blocks of scores and positions, in Triton."""
     mode = FakeTensorMode()
     with mode:
-        numbers = [torch.empty((), dtype=dtype) for dtype in _NUMBERS]
+        numbers = [torch.empty((), dtype=dtype) for dtype in NUMBERS]
         tensors = [torch.empty_strided(n, steps, dtype=dtype) for n, steps, dtype in captured]
         tangents = [torch.empty((), dtype=dtype) for dtype in more]
     with torch.no_grad():
